@@ -27,13 +27,16 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from rlreason.runtime.statistics import Difference
 
 Floats = NDArray[np.float64]
 LEVEL = 0.05
@@ -62,10 +65,10 @@ GRID += [Cell(s, 1319, 0.0, "unknown", 8) for s in (2, 4, 8)]
 BESIDE = [Cell(s, 1319, x) for s in (2, 4, 8) for x in (0.0, 2.0, 5.0)]  # where the packages are asked too
 
 
-def answers(rng: np.random.Generator, cell: Cell, gain: float = 0.0) -> tuple[Floats, Floats]:
-    """Draw the answers (seeds, problems), 0 or 1, of a reference and of a setting that is better by `gain`."""
+def answers(rng: np.random.Generator, cell: Cell, *gains: float) -> list[Floats]:
+    """Draw the answers (seeds, problems), 0 or 1, of a reference and of settings better by `gains` (0)."""
     base, sides = hardness(rng, cell), []
-    for shift in (0.0, gain):
+    for shift in (0.0, *(gains or [0.0])):
         right = base + shift
         if cell.kind == "suits":
             right = right + rng.normal(0, SUITS, cell.problems)
@@ -73,7 +76,7 @@ def answers(rng: np.random.Generator, cell: Cell, gain: float = 0.0) -> tuple[Fl
             right = right + rng.normal(0, BY_SUBJECT, cell.subjects)[cell.subject]
         of_seeds = rng.normal(0, cell.spread / 100, (cell.seeds, 1))
         sides.append((rng.random((cell.seeds, cell.problems)) < np.clip(right + of_seeds, 0, 1)).astype(np.float64))
-    return sides[0], sides[1]
+    return sides
 
 
 def hardness(rng: np.random.Generator, cell: Cell) -> Floats:
@@ -205,6 +208,79 @@ def by_halves(sweep: Path, n: int, seed: int) -> str:
     return "\n".join(lines)
 
 
+def looked(sides: Sequence[Floats], most: int, within: float = 0.02) -> tuple[list["Difference"], list[bool], float]:
+    """Add seeds by looks, as seed=auto max_seeds=MOST: return of each setting its difference from the first, and
+    whether it is told apart; and the mean number of seeds.
+    """
+    from rlreason.runtime.looks import UNLIKELY, after_looks, chance, looks_of
+    from rlreason.runtime.statistics import holm, paired_difference
+
+    reference, *others = sides
+    found, going, apart = (
+        [paired_difference(other - reference) for other in others],
+        {*range(len(others))},
+        list[bool](),
+    )
+    for seeds in looks_of(most):
+        for k in going:
+            found[k] = after_looks(paired_difference((others[k] - reference)[:seeds]), most)
+        apart = [p <= LEVEL for p in holm([one.p for one in found])]
+        same = [-within < one.low and one.high < within for one in found]
+        going = {k for k in going if not apart[k] and not same[k]}
+        going = {k for k in going if chance(found[k], most, len(going), within) >= UNLIKELY}
+        if not going:
+            break
+    return found, apart, (seeds + sum(one.seeds for one in found)) / len(sides)
+
+
+def by_looks(cell: Cell, gains: Sequence[float], n: int, seed: int) -> tuple[float, float, float, float]:
+    """Return of `n` designs with seeds added by looks, up to those of the cell: the shares that tell an equal setting
+    apart, of intervals that hold the truth, and of better settings found; and the mean seeds of a setting.
+    """
+    rng = np.random.default_rng([seed, 3, *map(int, cell[:3]), len(gains), int(100 * max(gains))])
+    truth = [true_gain(rng, cell, gain) if gain else 0.0 for gain in gains]
+    of = list[tuple[float, ...]]()
+    for _ in range(n):
+        found, apart, seeds = looked(answers(rng, cell, *gains), cell.seeds)
+        false = any(told for told, gain in zip(apart, gains, strict=True) if not gain)
+        held = np.mean([one.low <= true <= one.high for one, true in zip(found, truth, strict=True)])
+        better = [told for told, gain in zip(apart, gains, strict=True) if gain]
+        of.append((float(false), float(held), float(np.mean(better or [False])), seeds))
+    false, held, power, seeds = map(float, np.mean(of, axis=0))
+    return false, held, power, seeds
+
+
+def by_fixed(cell: Cell, gains: Sequence[float], n: int, seed: int) -> float:
+    """Return the share of better settings that a fixed number of seeds tells apart."""
+    from rlreason.runtime.statistics import holm
+
+    rng = np.random.default_rng([seed, 4, *map(int, cell[:3]), len(gains), int(100 * max(gains))])
+    shares = list[float]()
+    for _ in range(n):
+        reference, *others = answers(rng, cell, *gains)
+        p = holm([interval_of(reference, other)[2] for other in others])
+        shares += [float(one <= LEVEL) for one, gain in zip(p, gains, strict=True) if gain]
+    return float(np.mean(shares))
+
+
+def print_looks(n: int, seed: int) -> None:
+    """Print how often looks are false, their coverage, and what they find and cost beside fixed numbers of seeds."""
+    print("| max_seeds | problems | spread | settings | false | covered | seeds |\n" + "| ---: " * 7 + "|")
+    false = list[float]()
+    for most, problems, spread, settings in product((4, 6, 8), (256, 1319), (0.0, 2.0, 5.0), (1, 4)):
+        share, held, _, seeds = by_looks(Cell(most, problems, spread), [0.0] * settings, n, seed)
+        false.append(share)
+        print(f"| {most} | {problems} | {spread:g} | {settings} | {share:.1%} | {held:.1%} | {seeds:.1f} |", flush=True)
+    print(f"\nfalse in all: {np.mean(false):.1%}\n")
+    print("| spread, points | better by | 3 seeds | 4 seeds | 8 seeds | seed=auto max_seeds=8 | its seeds | covered |")
+    print("| ---: " * 8 + "|")
+    for spread, gain in product((2.0, 5.0), (2, 5, 10)):
+        gains = [gain / 100, 0.0, 0.0, 0.0]
+        fixed = [f"{by_fixed(Cell(s, 1319, spread), gains, n, seed):.0%}" for s in (3, 4, 8)]
+        _, held, power, seeds = by_looks(Cell(8, 1319, spread), gains, n, seed)
+        print(f"| {spread:g} | {gain} | {' | '.join(fixed)} | {power:.0%} | {seeds:.1f} | {held:.1%} |", flush=True)
+
+
 def table(rows: dict[Cell, dict[str, float]]) -> str:
     """Format the shares as Markdown, a row a rule and a column a design."""
     names = dict.fromkeys(name for row in rows.values() for name in row)
@@ -243,12 +319,15 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="where the figure goes, SVG or PNG")
     parser.add_argument("--grid", action="store_true", help="this project's rule on the whole grid, and its coverage")
     parser.add_argument("--sweep", type=Path, help="a sweep's folder: compare seeds of its settings with each other")
+    parser.add_argument("--looks", action="store_true", help="seed=auto: false verdicts, power and cost of its looks")
     parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.judge:
         return ask_tools(asked.judge)
     if asked.sweep:
         return print(by_halves(asked.sweep, asked.pairs, asked.seed))
+    if asked.looks:
+        return print_looks(asked.pairs, asked.seed)
     rows = {cell: false_shares(cell, asked.pairs, asked.seed, asked.tools) for cell in BESIDE}
     print(table(rows))
     if asked.figure:

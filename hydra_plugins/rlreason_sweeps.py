@@ -30,6 +30,7 @@ class GridConfig:
     dry: bool = False
     carry: list[str] = field(default_factory=list)
     sweep_name: str | None = None
+    max_seeds: int | None = None  # of seed=auto
 
 
 @dataclass

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from rlreason.runtime import looks
 from rlreason.runtime import statistics as own
 
 
@@ -201,3 +202,24 @@ def test_one_problem_tells_nothing_and_few_have_wider_intervals():
     assert own.paired_difference(few).half == pytest.approx(few.std(ddof=1) / 8**0.5 * stats.t.ppf(0.975, 7), rel=1e-5)
     many = np.tile(few, (1, 8))
     assert own.paired_difference(many).half == pytest.approx(many.std(ddof=1) / 64**0.5 * 1.959964, rel=1e-5)
+
+
+@pytest.mark.parametrize(("most", "level"), [(4, 0.05), (6, 0.0125), (8, 0.05), (12, 0.0125)])
+def test_looks_spend_their_level(most, level):
+    """Bug: several looks tell equal settings apart more often than one; or nothing is left for the last look."""
+    of_seeds, apart = np.random.default_rng(1).normal(size=(100_000, most)), np.zeros(100_000, bool)
+    for seeds, nominal in zip(looks.looks_of(most), looks.levels(most, level), strict=True):
+        apart |= stats.ttest_1samp(of_seeds[:, :seeds], 0, axis=1).pvalue <= nominal
+    assert apart.mean() == pytest.approx(level, rel=0.1)
+    assert nominal > level / 2
+
+
+@given(st.floats(-0.2, 0.2), st.integers(2, 9), st.floats(0, 0.02), st.sampled_from([4, 8, 12]))
+def test_the_p_value_after_looks_and_the_interval_agree(mean, seeds, extra, most):
+    """Bug: a verdict names a direction and its interval holds 0."""
+    fixed = own.difference(mean, (0.01, extra, seeds - 1.0), seeds, 1000, own.SEEDS)
+    found = looks.after_looks(fixed, most)
+    assert (found.p <= own.LEVEL) == (found.low > 0 or found.high < 0)
+    assert (found.p >= fixed.p, found.half >= fixed.half) == (True, True)
+    assert looks.after_looks(fixed, 0) == fixed
+    assert 0 <= looks.chance(found, most, 3, 0.02) <= 2

@@ -7,6 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,17 +17,20 @@ import pytest
 from conftest import SWEEP_OF_TWO
 
 from hydra_plugins.rlreason_sweeps import Processes
-from rlreason.cli.sweep import written_report
+from rlreason.cli.sweep import run_looks, written_report
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.provenance import provenance
 from rlreason.records.reader import write_status
+from rlreason.report.read import read_study
+from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus, outcome_text, places
 from rlreason.sweeps.state import FILE, Judged, RunState, SweepState, begun, read_state, refuse_changed, write_state
 from rlreason.sweeps.texts import closing, settings_table
 from tests.starts import ENV, SMALL, rlreason
+from tests.sweep_folders import answers, checked, ended
 from tests.waiting import wait_for
 
 JOBLIB, SUBMITIT = "hydra/launcher=joblib", "hydra/launcher=submitit_local"
@@ -178,6 +184,51 @@ def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_
     shutil.copytree(finished_sweep.folder, tmp_path / "sweep")
     again = rlreason("-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep", cwd=tmp_path)
     assert again.stdout.count("not run again") == 2
+
+
+#: Learning rate -> the chance of a right answer, and what makes its seeds others than the reference's, the first.
+CHANCES = {"1e-4": (0.5, 0), "1e-3": (0.8, 30), "1e-5": (0.53, 60), "1e-6": (0.5, 0), "0.5": (0.6, 90)}
+
+
+def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
+    """Bug: what is decided gets more seeds, what is open none, or a sweep that was killed takes a look twice."""
+    sweep = checked(f"learning_rate={','.join(CHANCES)}", "seed=auto", "max_seeds=6")[0]
+    batches, fails = list[list[str]](), {"0.5"}
+
+    def launched(grid, words, jobs, folder, left):
+        batches.append([run.name for run in left])
+        if "killed" in fails and len(batches) == 2:
+            raise KeyboardInterrupt
+        for run in left:
+            if (rate := run.setting["learning_rate"]) not in fails:
+                ended(folder / run.name, answers(run.seed + CHANCES[rate][1], CHANCES[rate][0]))
+        return {}
+
+    def begun_in(name: str) -> tuple[SweepState, dict[str, int]]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        batches.clear()
+        with suppress(KeyboardInterrupt):
+            run_looks(None, replace(sweep, folder=tmp_path / name))
+        state = read_state(tmp_path / name)
+        return state, Counter(run.setting["learning_rate"] for run in state.runs if run.of_its_own)
+
+    monkeypatch.setattr("rlreason.cli.sweep.launched", launched)
+    whole, seeds = begun_in("whole")
+    assert (seeds, [look["seeds"] for look in whole.looks]) == ({"1e-4": 6, "1e-3": 3, "1e-5": 6, "1e-6": 4}, [3, 4, 6])
+    assert sum(map(len, batches)) == 15 + 3 + 4  # what has failed is not begun again, and gets no more
+    fails.add("killed")
+    assert begun_in("killed")[0].status == "interrupted"
+    fails.remove("killed")
+    again, seeds_again = begun_in("killed")
+    assert (again.looks, seeds_again) == (whole.looks, seeds)
+    fails.clear()  # typed again, it goes on with what had failed, and with nothing else
+    again, seeds_again = begun_in("whole")
+    assert (again.looks, seeds_again, again.status) == (whole.looks, seeds | {"0.5": 6}, "finished")
+    verdicts = [(one.outcome, one.difference.seeds) for one in verdicts_of(read_study([tmp_path / "whole"]))]
+    assert verdicts[:3] == [("better", 3), ("cannot tell", 6), ("same", 4)]
+    sweep.design.max_seeds = 8
+    with pytest.raises(ConfigError, match="max_seeds=8"):
+        begun_in("whole")
 
 
 WORDS = ["-m", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "eval_every=0", "save_model=false"]

@@ -26,6 +26,7 @@ MAY_BE_ABSENT = ("experiment", "sweep")  # groups without which a run is whole
 PLACED = {"eval.prompt": "prompt", "eval.data": "data"}
 #: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
 GPU_SHARE = "gpu_memory_utilization"
+AUTO, MAX_SEEDS = "seed=auto", "max_seeds="
 
 WORD = re.compile(r"([~+]*)([^=]*)(=?)(.*)", re.DOTALL)
 TOKEN = re.compile(r"""(['"]?)([^\s,()\[\]{}'"=]++)\1(?!\()""")  # one value, with its quotes; no function's name
@@ -75,11 +76,22 @@ def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:
 
     >>> sweep_options_spelt(["seed=0,1", "jobs=2", "carry=a,b=c,d=e", "sweep_name=x=1"], multirun=True)
     ['seed=0,1', 'hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a,b=c,d=e']", "hydra.sweeper.sweep_name='x=1'"]
+    >>> sweep_options_spelt(["seed=auto", "max_seeds=4"], multirun=True)
+    ['seed=0,1,2,3', 'hydra.sweeper.max_seeds=4']
     """
     spelt, options = list[str](), TABLES["sweep_options"]
+    limit = next((word for word in overrides if word.startswith(MAX_SEEDS)), "")
+    if AUTO in overrides and not limit:
+        overrides = [*overrides, limit := f"{MAX_SEEDS}8"]
+    if limit and AUTO not in overrides:
+        raise ConfigError(f"{limit} is for {AUTO}, which adds seeds where they decide: give both, or leave it out")
     for word in overrides:
+        if word == AUTO and multirun:  # runs of all these seeds are designed, and begun only where they decide
+            most = limit.removeprefix(MAX_SEEDS)
+            spelt.append(f"seed={','.join(map(str, range(int(most) if most.isdigit() else 1)))}")
+            continue
         key, equals, typed = word.lstrip("+").partition("=")
-        if not equals or key not in options:
+        if word != AUTO and (not equals or key not in options):
             spelt.append(word)
             continue
         if not multirun:

@@ -25,6 +25,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console, run_lines
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock
+from rlreason.runtime.looks import looks_of
 from rlreason.runtime.text import aligned, first_line, redacted
 from rlreason.sweeps.design import (
     design_of,
@@ -37,7 +38,15 @@ from rlreason.sweeps.design import (
     with_meant,
 )
 from rlreason.sweeps.launcher import JOBLIB, Jobs, jobs_of, launched
-from rlreason.sweeps.state import RunState, SweepState, begun, read_state, refuse_changed, write_state
+from rlreason.sweeps.state import (
+    RunState,
+    SweepState,
+    begun,
+    read_state,
+    refuse_changed,
+    setting_text,
+    write_state,
+)
 from rlreason.sweeps.texts import closing, plan_text
 
 if TYPE_CHECKING:
@@ -67,6 +76,8 @@ def checked_sweep(request: Request, note: Note) -> list[CheckedSweep]:
     carry = base.hydra.sweeper.carry
     if not file.chain:
         return [_checked(request, base, carry, note)]
+    if base.hydra.sweeper.max_seeds:
+        raise ConfigError(f"seed=auto: the stages of the chain sweep={file.name} hand on seeds: give seed=0,1,2,3")
     if carry:
         raise ConfigError(f"carry={carry[0]}: the chain sweep={file.name} carries by itself: leave it out")
     place = folder_of(request.overrides, [], base, base.hydra.sweeper.sweep_name)
@@ -176,6 +187,7 @@ def _checked(
         first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
         refuse_other_model(carried, model_of(lambda key: OmegaConf.select(first, key)))
     options = base.hydra.sweeper
+    design.max_seeds = options.max_seeds or 0
     absent: list[str] | None = [] if options.dry else None
     runs, now = dict[str, AnyRunConfig](), list[RunState]()
     for run in design.runs:
@@ -183,6 +195,8 @@ def _checked(
         runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if later else absent).run
         now += [] if later else [run]
     checked = [runs[run.name] for run in now]
+    if design.max_seeds:
+        refuse_auto(design, checked)
     refuse_unread(checked, note)
     seen: dict[str, set[str]] = {}
     for run in now:
@@ -202,6 +216,19 @@ def _checked(
         note("note: the plan alone: data, lengths of prompts and rewards of your own were not looked at")
     design.carried, design.jobs, design.launcher = list(map(asdict, carried)), jobs.side_by_side, jobs.launcher
     return CheckedSweep(request.overrides, folder, design, runs, jobs)
+
+
+def refuse_auto(design: SweepState, runs: Sequence[AnyRunConfig]) -> None:
+    """Raise `ConfigError` where seeds cannot be added by the verdicts of a sweep."""
+    wrong = ""
+    if len(design.settings()) < 2:
+        wrong = "compares settings, and this sweep has one: vary one, or give seed=0,1,2,3"
+    elif not all(map(works_on_a_model, runs)):
+        wrong = "decides by accuracies, and runs of discovery have scores: give seed=0,1,2,3"
+    elif any(works_on_a_model(run) and run.monitors.dominated == "stop" for run in runs):
+        wrong = "stops settings by its own looks, and monitors.dominated=stop by others: leave one of them out"
+    if wrong:
+        raise ConfigError(f"seed=auto {wrong}")
 
 
 # Its runs
@@ -231,11 +258,10 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
 
     A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
     """
-    from rlreason.report.study import labels_of  # slow to import
-    from rlreason.training.preflight import own_sources
+    from rlreason.training.preflight import own_sources  # slow to import
 
-    design, folder, runs, jobs = sweep.design, sweep.folder, sweep.runs, sweep.jobs
-    say("\n" + plan_text(design, folder, runs, jobs))
+    design, folder, runs = sweep.design, sweep.folder, sweep.runs
+    say("\n" + plan_text(design, folder, runs, sweep.jobs))
     if grid.config.hydra.sweeper.dry:
         say("dry: nothing was run; leave it out to start the sweep")
         return 0
@@ -246,33 +272,74 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
             lambda run: redacted(OmegaConf.to_yaml(OmegaConf.structured(runs[run.name]))),
             lambda run: own_sources(model) if works_on_a_model(model := runs[run.name]) else {},
         )
-        state = begun(replace(design, command=shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])), folder)
-        left = list[RunState]()
-        for run in design.runs:
-            done = state.run(run.name)
-            if not done.of_its_own:
-                left.append(run)
-                continue
-            how = "finished before" if done.figure is not None else done.status_text
-            say(f"== {run.name}: {how}, not run again")
-        if jobs.side_by_side > 1 and len(left) > 1:
-            for run in left:
-                state.run(run.name).shared_machine = True
-        write_state(folder, state)
-        labels = labels_of([run.key for run in left])
-        lines = {folder / run.name: f"{label} seed {run.seed}" for run, label in zip(left, labels, strict=True)}
-        try:
-            with run_lines({} if jobs.launcher == JOBLIB else lines):  # whose runs print while others go on
-                state.close(folder, launched(grid, sweep.overrides, jobs, folder, left) if left else {})
-        except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
-            signals.arrived()
-            state.close(folder, {}, "interrupted" if stopped else "failed")
-            print_table(folder)
-            raise
+        design.command = shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])
+        if design.max_seeds:
+            run_looks(grid, sweep)
+        else:
+            run_batch(grid, sweep, begun(design, folder), design.runs)
     code = print_table(folder).code
     say(written_report(folder))
     return code
+
+
+def run_looks(grid: "Grid", sweep: CheckedSweep) -> None:
+    """Run the first seeds of all settings, look, and give more seeds to those whose verdict is open and may be decided.
+
+    Looks that `sweep.json` holds are not taken again.
+    """
+    from rlreason.report.carry import look  # slow to import
+
+    design, folder, before = sweep.design, sweep.folder, 0
+    going = {run.key for run in design.runs}
+    had = dict.fromkeys(going, design.max_seeds)  # seeds of each setting, once it gets no more
+    for seeds in looks_of(design.max_seeds):
+        runs = [run for run in design.runs if run.seed < min(seeds, had[run.key])]
+        state = begun(replace(design, runs=runs), folder)
+        run_batch(grid, sweep, state, [run for run in runs if run.seed >= before])
+        stopped = {tuple(one["setting"].items()) for of in state.looks for one in of["stopped"] if of["seeds"] <= seeds}
+        if any(of["seeds"] == seeds for of in state.looks):
+            going -= stopped
+        else:
+            ended, going = look(folder, seeds, stopped)
+            if ended or going:  # else all have failed
+                of_look = [{"setting": dict(key), "reason": reason} for key, reason in ended.items()]
+                state.looks.append({"seeds": seeds, "stopped": of_look})
+                write_state(folder, state)
+                found = "; ".join(f"{setting_text(dict(key))}: {reason}" for key, reason in ended.items())
+                say(f"== look with {seeds} seeds: {found or 'nothing is decided'}")
+        if len(going) < 2:  # the reference alone
+            return
+        had |= {key: seeds for key in had if key not in going and had[key] > seeds}
+        before = seeds
+
+
+def run_batch(grid: "Grid", sweep: CheckedSweep, state: SweepState, runs: Sequence[RunState]) -> None:
+    """Have the launcher run those of these runs that have not ended; write the sweep's state before and after."""
+    from rlreason.report.study import labels_of  # slow to import
+
+    folder, jobs, left = sweep.folder, sweep.jobs, list[RunState]()
+    for run in runs:
+        done = state.run(run.name)
+        if not done.of_its_own:
+            left.append(run)
+            continue
+        how = "finished before" if done.figure is not None else done.status_text
+        say(f"== {run.name}: {how}, not run again")
+    if jobs.side_by_side > 1 and len(left) > 1:
+        for run in left:
+            state.run(run.name).shared_machine = True
+    write_state(folder, state)
+    labels = labels_of([run.key for run in left])
+    lines = {folder / run.name: f"{label} seed {run.seed}" for run, label in zip(left, labels, strict=True)}
+    try:
+        with run_lines({} if jobs.launcher == JOBLIB else lines):  # whose runs print while others go on
+            state.close(folder, launched(grid, sweep.overrides, jobs, folder, left) if left else {})
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
+        signals.arrived()
+        state.close(folder, {}, "interrupted" if stopped else "failed")
+        print_table(folder)
+        raise
 
 
 def written_report(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """Decide what a finished sweep hands on to the next, and which settings of a running sweep can no longer win."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,8 @@ from rlreason.report.study import (
     half,
     unequal,
 )
-from rlreason.report.verdicts import best_of, interval, p_text, size, verdicts_of, widest
+from rlreason.report.verdicts import EQUAL_WITHIN, best_of, interval, p_text, size, verdicts_of, widest
+from rlreason.runtime.looks import UNLIKELY, chance
 from rlreason.runtime.statistics import LEVEL, PROBLEMS, Difference, Floats, compared, holm
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few
@@ -169,7 +170,30 @@ def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
             )
 
 
-# Settings that can no longer win
+# Settings that can no longer win, and those that get no more seeds
+
+
+def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], set[Key]]:
+    """Look at the first `seeds` seeds of a sweep: return the settings that get no more, with why, and those that do,
+    the reference too.
+
+    `stopped`: by earlier looks. A setting of which fewer than two runs have an accuracy is in neither.
+    """
+    study = read_study([folder])
+    settings = [Setting(one.key, one.label, [run for run in one.runs if run.seed < seeds]) for one in study.settings]
+    verdicts = zip(settings[1:], verdicts_of(replace(study, settings=settings)), strict=True)
+    measured = {one.key for one in settings if len(one.accuracies) > 1}
+    judged = {one.key: verdict for one, verdict in verdicts if {one.key, settings[0].key} <= measured - stopped}
+    undecided = sum(verdict.outcome == "cannot tell" for verdict in judged.values())
+    ended, going = dict[Key, str](), set[Key]()
+    for key, verdict in judged.items():
+        if verdict.outcome != "cannot tell" or verdict.difference is None or seeds == study.max_seeds:
+            ended[key] = verdict.outcome or verdict.word
+        elif chance(verdict.difference, study.max_seeds, undecided, EQUAL_WITHIN) < UNLIKELY:
+            ended[key] = f"unlikely to be decided with {study.max_seeds}"
+        else:
+            going |= {key, settings[0].key}
+    return ended, going
 
 
 def losers(

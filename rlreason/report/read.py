@@ -38,7 +38,17 @@ from rlreason.report.study import (
     setting_text,
 )
 from rlreason.runtime.text import few, shorten
-from rlreason.sweeps.state import FILE, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state, refreshed
+from rlreason.sweeps.state import (
+    FILE,
+    SAME_FIGURES,
+    WAITING,
+    Key,
+    RunState,
+    SweepState,
+    looks_text,
+    read_state,
+    refreshed,
+)
 
 Note = Callable[[str], None]  # takes a line about a broken part of a folder
 GRADED = ("problem_id", "question", "outcome")  # fields of a response
@@ -154,6 +164,7 @@ def read_study(folders: Sequence[Path], x: str = "") -> Study:
         settings.sort(key=lambda one: one is not head)
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
+    notes += [f"{looks_text(one.state)}." for one in given if one.state and one.state.looks]
     axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
     question = f"Which {' and '.join(axes)}?" if axes else "How do these runs compare?"
     file = resource_dir("multirun_sweeps") / f"{Path(state.sweep).name if state else ''}.yaml"
@@ -173,6 +184,7 @@ def read_study(folders: Sequence[Path], x: str = "") -> Study:
             f"Carried from an earlier sweep: {of['sentence']}" for one in given if one.state for of in one.state.carried
         ],
         command=state.command if state is not None else "",
+        max_seeds=max((one.state.max_seeds for one in given if one.state), default=0),
     )
 
 

@@ -142,6 +142,7 @@ class Study:
     among: set[str] | None = None  # the problems to compare on; None: all
     carried: list[str] = field(default_factory=list)  # of an earlier sweep by carry=, a sentence each
     command: str = ""  # that started the sweep
+    max_seeds: int = 0  # of its looks; 0: the seeds were fixed
 
     def __post_init__(self) -> None:
         """Write out control characters in the labels, which pictures hold as they are."""

@@ -22,6 +22,7 @@ from rlreason.report.study import (
     in_common,
     unequal,
 )
+from rlreason.runtime.looks import after_looks
 from rlreason.runtime.statistics import (
     LEVEL,
     PROBLEMS,
@@ -167,6 +168,7 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
         kinds = clusters_of((one, reference), problems)
         mine, its = correctness((one, reference), problems, problems) if kinds else (a, b)
         difference, clusters = widest(by_problem, mine, its, kinds)
+        difference, by_problem = (after_looks(found, study.max_seeds) for found in (difference, by_problem))
         return Pairing(one, reference, difference, (a, b), n, most, on_purpose, clusters, by_problem)
     headline, why = "", "their runs answered no problem in common"
     if differing:
@@ -373,7 +375,7 @@ def effects_of(study: Study) -> list[tuple[str, str, Difference]]:
     for what, how, w in effects:
         by_question, d = paired_difference(np.tensordot(w, x, 1)), np.tensordot(w, rows, 1)
         effect, _ = widest(by_question, dict(enumerate(d)), dict(enumerate(0 * d)), kinds)
-        found.append((what, how, effect))
+        found.append((what, how, after_looks(effect, study.max_seeds)))
     return found
 
 

@@ -141,6 +141,9 @@ class SweepState:
     carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see report/carry.py
     #: By monitors.dominated: {"setting": Setting, "reason": str}.
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
+    max_seeds: int = 0  # of seed=auto; 0: the seeds were fixed
+    #: Of seed=auto: {"seeds": at this look, "stopped": settings that get no more, as in `stopped_settings`}.
+    looks: list[dict[str, Any]] = field(default_factory=list)
     sweep: str = ""  # the value of sweep=, whatever its folder is called; "" without it
     version: int = 1
 
@@ -191,6 +194,18 @@ def setting_text(setting: Setting) -> str:
     return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
 
 
+def looks_text(state: SweepState) -> str:
+    """Return how many looks were taken, and with how many seeds settings stopped; "" where seeds were fixed."""
+    if not state.looks:
+        return ""
+    times = few([str(look["seeds"]) for look in state.looks], 20)
+    parts = [f"looks: {len(state.looks)}, with {times} of at most {state.max_seeds} seeds"]
+    for look in state.looks:
+        if stopped := [f"{setting_text(one['setting'])} ({one['reason']})" for one in look["stopped"]]:
+            parts.append(f"decided or given up with {look['seeds']}: {few(stopped, 20)}")
+    return "; ".join(parts)
+
+
 def begun(state: SweepState, folder: Path) -> SweepState:
     """Return the state of a designed sweep as it begins, or resumes: with what its folder records of earlier runs."""
     before = read_state(folder) if (folder / FILE).exists() or runs_in(folder) else replace(state, runs=[])
@@ -199,7 +214,13 @@ def begun(state: SweepState, folder: Path) -> SweepState:
     for was in old.values():  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in state.axes if key in was.setting]
         runs += [was] if same_axes and (folder / was.name / SUMMARY).exists() else []
-    state = replace(state, status="running", runs=runs, carried=state.carried or before.carried)
+    state = replace(state, status="running", runs=runs, carried=state.carried or before.carried, looks=before.looks)
+    if before.looks and state.max_seeds not in (0, before.max_seeds):
+        raise ConfigError(
+            f"max_seeds={state.max_seeds}: {folder} was begun with max_seeds={before.max_seeds}, whose looks have "
+            "spent their part of the 5%: keep it, or give the sweep a folder of its own (sweep_name=NAME)"
+        )
+    state.max_seeds = state.max_seeds or before.max_seeds
     state.refresh(folder)
     return state
 

@@ -10,6 +10,7 @@ from rlreason.config.algorithms import GRPOConfig
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.plan import planned, verdict
 from rlreason.records.files import COMPLIANCE
+from rlreason.runtime.looks import looks_of
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.statistics import ASSUMED, LEVEL, mean_interval, points, smallest_difference
 from rlreason.runtime.text import aligned, duration, few, size
@@ -22,6 +23,7 @@ from rlreason.sweeps.state import (
     Judged,
     Key,
     SweepState,
+    looks_text,
     read_state,
     setting_text,
 )
@@ -57,6 +59,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
     rewards, mixed = {one.evaluation.reward for one in runs.values() if works_on_a_model(one)}, ""
     if "prompt.reward" in design.axes and len(rewards) > 1:  # a sweep of prompts, or of eval.reward, means to differ
         mixed = f"accuracies by {few(sorted(rewards))} are not compared: add eval.reward=r1_zero"
+    looks = [str(seeds) for seeds in looks_of(design.max_seeds)]
     same = defaultdict[str, dict[str, None]](dict)  # formula -> settings
     for state in design.runs:
         one = runs[state.name]
@@ -70,6 +73,7 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
         "sweep": f"{design.name} in {folder}",
         "runs": f"{len(design.runs)}, of {len(settings)} settings and seeds {few([str(seed) for seed in seeds], 10)}; "
         f"{len(ended)} ended before",
+        "looks": f"with {few(looks)} seeds; of these runs only those begin that can decide a verdict" if looks else "",
         "varies": "; ".join(f"{axis}={','.join(of)}" for axis, of in values.items()) or "the seed alone",
         "compared": compared if len(settings) > 1 else "",
         "alike": "; ".join(f"{' and '.join(names)} {why}" for names in same.values() if len(names) > 1),
@@ -188,6 +192,7 @@ def closing(state: SweepState, folder: Path, judged: Mapping[Key, Judged], measu
     lines += [f"! {r.name}: {r.status_text}" for r in state.runs if r.status not in ("finished", WAITING) or r.reason]
     if left := sum(run.status in (WAITING, "interrupted", "failed") for run in state.runs):
         lines.append(f"left: {left} of {len(state.runs)} runs; type the sweep again, and they go on")
+    lines += filter(None, [looks_text(state)])
     if any(run.shared_machine for run in state.runs):
         lines.append("! runs shared the machine: no verdict on wall clock is given")
     if len(protocols := sorted({run.protocol for run in state.runs if run.protocol})) > 1:
