@@ -195,7 +195,7 @@ def as_config(settings: Mapping[str, Any], anew: Collection[str] = ()) -> DictCo
     kept = OmegaConf.create({key: value for key, value in settings.items() if key not in anew})
     setting_of = partial(OmegaConf.select, kept, throw_on_resolution_failure=False)
     config = OmegaConf.structured(SCHEMAS["schema"][str(settings["algorithm"])])
-    for place in ("model", "data", "eval.data"):
+    for place in ("model", "data", "eval.data", *(f"eval.sets.{name}.data" for name in setting_of("eval.sets") or ())):
         node, kinds = setting_of(place), SCHEMAS[f"schema/{place.rpartition('.')[2]}"].values()
         fitting = [kind for kind in kinds if node and node.keys() <= {field.name for field in fields(kind)}]
         if fitting:

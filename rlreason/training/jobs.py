@@ -56,7 +56,7 @@ from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.statistics import bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.text import few
 from rlreason.training.build import Components, build_components, start_records
-from rlreason.training.progress import common_summary, print_accuracies, print_responses
+from rlreason.training.progress import common_summary, print_accuracies, print_responses, sets_summary
 from rlreason.types import Problem, Sample, SampleFigures
 
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
@@ -107,12 +107,15 @@ def answered(
     console.say(f"asks       {len(problems)} {run.split} problems")
     key = "eval.data" if run.eval.data else "data"
     check_askable(problems, f"split={run.split} of {key}={asks.data.name}", key)
+    for of in components.sets:
+        check_askable(of.final_problems, f"eval.sets.{of.name}", f"eval.sets.{of.name}.data")
     protocol = protocol_of(asks, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
     log = ResponseLog(records.folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
     finished_before = len(log.samples)
     records.clock.begin()
     answers = respond(run, evaluator, problems, log, records, console)
+    of_sets = answers_of_sets(run, components, weights, records, console)
     samples = answers.samples
     monitors = Monitors(1, console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
     metrics = evaluator.figures(samples, answers.mismatches, problems, None, monitors)
@@ -136,7 +139,11 @@ def answered(
         named = {CATEGORY_TEXTS[name]: row for name, row in more["categories"].items()}
         lengths = figure_lines(metrics, asks.sampling.max_tokens, more["ungraded"])
         tables = [share_table("category", named), lengths]
-    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
+    sets = dict[str, float]()
+    for one, of_set in zip(components.sets, of_sets, strict=True):
+        one.warn(of_set, None, monitors)
+        sets |= one.figures(of_set)
+    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics | sets)
     status, reason = monitors.reason_to_stop() or ("finished", "")
     summary = common_summary(components, metrics, protocol, monitors, records.clock) | {
         "status": status,
@@ -145,6 +152,7 @@ def answered(
         "truncated": metrics["eval/truncated"],
         "tokens_per_second": round(metrics["eval/tokens_per_second"], 1),
         **more,
+        **sets_summary(components, sets),
         "eval_problems": len(problems),
         "problems_kept_from_before": finished_before,
         "weights": weights,
@@ -160,6 +168,21 @@ def answered(
     folder = records.folder
     console.say(f"\nall responses: {folder / RESPONSES}; to read some: python -m rlreason inspect {folder}")
     return metrics["eval/accuracy"]
+
+
+def answers_of_sets(
+    run: EvalJobConfig, components: Components, weights: str, records: RunWriter, console: Console
+) -> list[Sequence[SampleFigures]]:
+    """Return the responses to each of `eval.sets`, one set after the other, recorded as the run's own."""
+    found = list[Sequence[SampleFigures]]()
+    for one in components.sets:
+        problems, folder = one.final_problems, records.folder / one.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        protocol = protocol_of(one.evaluator.settings, problems, components.policy.tokenizer)
+        log = ResponseLog(folder, f"protocol {protocol['hash']}, weights {weights}", problems, one.samples)
+        file = f"{one.folder}/{RESPONSES}"
+        found.append(respond(run, one.evaluator, problems, log, records, console, file).samples)
+    return found
 
 
 def write_pass_rates(path: Path, problems: Sequence[Problem], samples: Sequence[SampleFigures], n: int) -> None:
@@ -179,8 +202,9 @@ def respond(
     log: ResponseLog,
     records: RunWriter,
     console: Console,
+    file: str = RESPONSES,
 ) -> Answers:
-    """Sample, score and record the responses to all problems, but for those in the log.
+    """Sample, score and record in `file` the responses to all problems, but for those in the log.
 
     That is done block by block, each as large as its tokens may be at once in memory; most evaluations are one.
     """
@@ -193,7 +217,7 @@ def respond(
 
     at_once = max(min(BLOCK_TOKENS // sampling.max_tokens, BLOCK), 4 * run.rollout.max_rows)
     size = max(1, at_once // n)
-    with records.growing(RESPONSES) as write:
+    with records.growing(file) as write:
         for first in range(0, len(problems), size):
             block = problems[first : first + size]
             left, began = [p for p in block if p.id not in log.samples], time.monotonic()
