@@ -72,12 +72,12 @@ OF_SETS = (
 
 @dataclass(frozen=True, slots=True)
 class ValidationSet:
-    """One of `eval.sets`, measured when the run's own validation is."""
+    """A set of problems and how it is measured: one of `eval.sets`, when the run's own is; "" is that one."""
 
     name: str
     evaluator: Evaluator
-    interim_problems: Sequence[Problem]  # a subset of the final ones
-    final_problems: Sequence[Problem]
+    interim_problems: list[Problem]  # a subset of the final ones
+    final_problems: list[Problem]
 
     @property
     def samples(self) -> int:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,20 +199,24 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         if run.trains:
             set_trained(run.model, policy, run.seed)
         with console.wait("starting the engine"):
-            asked = run, prompt_ids, eval_prompt_ids, train, validation
-            demands = [lambda: demand_of(*asked)]
-            demands += [partial(demand_of, of, ids, ids, [], problems) for of, ids, problems in sets.values()]
-            engine = make_engine(run, policy, folder, console.say, lambda: largest(one() for one in demands))
+            asked = [(run, prompt_ids, eval_prompt_ids, train, validation)]
+            asked += [(of, ids, ids, [], problems) for of, ids, problems in sets.values()]
+            engine = make_engine(run, policy, folder, console.say, lambda: largest(demand_of(*one) for one in asked))
     except BaseException:
         graders.close()
         raise
     common = run.seed, console.part
 
-    def evaluator(of: RunConfig, ids: PromptEncoder, grader: Grader, second: Grader | None = None) -> Evaluator:
-        rollouts = Rollouts(engine, grader, ids, *common, second, clock, "eval")
-        settings = of.evaluation
-        return Evaluator(settings, rollouts, make_sampling(settings, policy), make_scorer(of, settings, policy))
+    def validation_set(
+        name: str, of: RunConfig, ids: PromptEncoder, problems: list[Problem], grader: Grader
+    ) -> ValidationSet:
+        second = None if name else graders.second
+        rollouts, asks = Rollouts(engine, grader, ids, *common, second, clock, "eval"), of.evaluation
+        evaluator = Evaluator(asks, rollouts, make_sampling(asks, policy), make_scorer(of, asks, policy))
+        counts = asks.problems, asks.final_problems
+        return ValidationSet(name, evaluator, *(evaluation_problems(asks, problems, count) for count in counts))
 
+    own = validation_set("", run, eval_prompt_ids, validation, graders.evaluation)
     return Components(
         policy=policy,
         engine=engine,
@@ -221,19 +224,11 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         rollouts=Rollouts(engine, graders.training, prompt_ids, *common, clock=clock),
         sampling=make_sampling(asking, policy),
         scorer=make_scorer(run, asking, policy),
-        evaluator=evaluator(run, eval_prompt_ids, graders.evaluation, graders.second),
-        sets=[
-            ValidationSet(
-                name,
-                evaluator(of, ids, graders.sets[name]),
-                evaluation_problems(of.evaluation, problems, of.evaluation.problems),
-                evaluation_problems(of.evaluation, problems, of.evaluation.final_problems),
-            )
-            for name, (of, ids, problems) in sets.items()
-        ],
+        evaluator=own.evaluator,
+        sets=[validation_set(name, *of, graders.sets[name]) for name, of in sets.items()],
         train_problems=train,
-        eval_problems=evaluation_problems(evaluation, validation, evaluation.problems),
-        final_problems=evaluation_problems(evaluation, validation, evaluation.final_problems),
+        eval_problems=own.interim_problems,
+        final_problems=own.final_problems,
         start=start,
         data_hash=fingerprint([*train, *validation]),
         sizes=loaded.sizes | {"train": len(train), "validation": len(validation)},
@@ -266,11 +261,14 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
-    settings = own_functions(run)
+    settings, of_sets = own_functions(run), {grader: loaded.sets[name] for name, grader in graders.sets.items()}
     for grader in graders.all():
         if grader.plugin:
             judges_validation = grader is graders.evaluation or not loaded.train
-            answer = (loaded.validation if judges_validation else loaded.train)[0].answer
+            judged = loaded.validation if judges_validation else loaded.train
+            if grader not in (graders.training, graders.evaluation, graders.second):
+                judged = of_sets[grader]
+            answer = judged[0].answer
             (grade,) = grader.grade_batch(["probe"], [answer])
             if grade.outcome in ("timeout", "error"):
                 raise ConfigError(

@@ -115,9 +115,9 @@ def answered(
     finished_before = len(log.samples)
     records.clock.begin()
     answers = respond(run, evaluator, problems, log, records, console)
-    of_sets = answers_of_sets(run, components, weights, records, console)
     samples = answers.samples
     monitors = Monitors(1, console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
+    sets = figures_of_sets(run, components, weights, monitors, records, console)
     metrics = evaluator.figures(samples, answers.mismatches, problems, None, monitors)
     metrics["eval/tokens_per_second"] = records.clock.overall().get("perf/eval_tokens_per_second", 0.0)
     write_pass_rates(records.folder / PASS_RATES, problems, samples, n)
@@ -139,10 +139,6 @@ def answered(
         named = {CATEGORY_TEXTS[name]: row for name, row in more["categories"].items()}
         lengths = figure_lines(metrics, asks.sampling.max_tokens, more["ungraded"])
         tables = [share_table("category", named), lengths]
-    sets = dict[str, float]()
-    for one, of_set in zip(components.sets, of_sets, strict=True):
-        one.warn(of_set, None, monitors)
-        sets |= one.figures(of_set)
     records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics | sets)
     status, reason = monitors.reason_to_stop() or ("finished", "")
     summary = common_summary(components, metrics, protocol, monitors, records.clock) | {
@@ -170,19 +166,21 @@ def answered(
     return metrics["eval/accuracy"]
 
 
-def answers_of_sets(
-    run: EvalJobConfig, components: Components, weights: str, records: RunWriter, console: Console
-) -> list[Sequence[SampleFigures]]:
-    """Return the responses to each of `eval.sets`, one set after the other, recorded as the run's own."""
-    found = list[Sequence[SampleFigures]]()
+def figures_of_sets(
+    run: EvalJobConfig, components: Components, weights: str, monitors: Monitors, records: RunWriter, console: Console
+) -> dict[str, float]:
+    """Let the model answer each of `eval.sets`, record the responses as the run's own, and return the metrics."""
+    figures = dict[str, float]()
     for one in components.sets:
         problems, folder = one.final_problems, records.folder / one.folder
         folder.mkdir(parents=True, exist_ok=True)
         protocol = protocol_of(one.evaluator.settings, problems, components.policy.tokenizer)
         log = ResponseLog(folder, f"protocol {protocol['hash']}, weights {weights}", problems, one.samples)
         file = f"{one.folder}/{RESPONSES}"
-        found.append(respond(run, one.evaluator, problems, log, records, console, file).samples)
-    return found
+        samples = respond(run, one.evaluator, problems, log, records, console, file).samples
+        one.warn(samples, None, monitors)
+        figures |= one.figures(samples)
+    return figures
 
 
 def write_pass_rates(path: Path, problems: Sequence[Problem], samples: Sequence[SampleFigures], n: int) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlreason.config.data import GymConfig
 from rlreason.config.groups import WITHOUT_VLLM
 from rlreason.config.leaves import needs, template_of
-from rlreason.config.run import RunConfig, judges, naming_eval_settings, naming_set
+from rlreason.config.run import RunConfig, judges, naming_eval_settings
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
@@ -194,9 +194,6 @@ def mistakes_of(run: RunConfig) -> list[str]:
         if run.eval.prompt:
             with naming_eval_settings(run, "prompt"):
                 template_of(run.eval.prompt.file)
-        for name, asked in run.by_set().items():
-            with naming_set(name), naming_eval_settings(asked, "prompt"):
-                template_of(asked.evaluation.prompt.file)
     except ConfigError as error:
         errors.insert(0, str(error))
     loss = getattr(run, "loss", None)
