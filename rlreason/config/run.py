@@ -24,7 +24,6 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.plugins import no_reward
 from rlreason.settings import LARGE, MADE, MAX_SEED, Settings, choice, count, group, number, processors, text
 
-FALL_BACK = ("prompt", "reward", "data", "problems", "final_problems", "samples")  # of a set, to those of `eval`
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 #: What device=mps allows: torch's other ways are untried there, or missing.
 OF_MPS = {
@@ -132,12 +131,9 @@ class RunConfig(AnyRunConfig):
 
     def rules(self) -> Iterator[str]:
         """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
-        for name, own in self.eval.sets.items():
-            if not re.fullmatch(r"\w[\w-]*", name):
-                yield f"eval.sets.{name}: a name has letters, digits, _ and - alone: give it another"
-            if own.data is None:
-                yield f"eval.sets.{name} has no data: give it some, as eval.sets.{name}.data=gsm8k"
         for name, run in self.by_set().items():
+            if self.eval.sets[name].data is None:
+                yield f"eval.sets.{name} has no data: give it some, as eval.sets.{name}.data=gsm8k"
             yield from (of_set(name, line) for line in run.problems())
         prompt, data, last = self.eval.prompt, self.eval.data, self.eval.final_problems
         for key, fit in OF_MPS.items() if self.device == "mps" else ():
@@ -205,17 +201,16 @@ class RunConfig(AnyRunConfig):
         """Return this run as it measures each of `eval.sets`: with the settings of that set in place of `eval`'s."""
         runs, own = dict[str, Self](), self.eval
         for name, asked in own.sets.items():
-            given = {key: value for key in FALL_BACK if (value := getattr(asked, key)) is not None}
-            numbers = {key: value for key, value in asdict(asked.sampling).items() if value is not None}
-            if asked.problems is not None:
-                given.setdefault("final_problems", None)
+            given, numbers = (
+                {key: value for key, value in vars(part).items() if value is not None}
+                for part in (asked, asked.sampling)
+            )
+            given |= {"sampling": replace(own.sampling, **numbers), "card": None, "sets": {}}
+            given.setdefault("final_problems", None if "problems" in given else own.final_problems)
             runs[name] = run = copy(self)
-            run.eval = replace(own, **given, sampling=replace(own.sampling, **numbers), card=None, sets={})
-            run.given = frozenset(key.replace(f".sets.{name}.", ".") for key in self.given if f".sets.{name}." in key)
-            if asked.samples is not None and hasattr(run, "samples"):
+            vars(run).update(eval=replace(own, **given), split="validation")
+            if "samples" in given:
                 vars(run)["samples"] = None  # which is short for eval.samples
-            if hasattr(run, "split"):
-                vars(run)["split"] = "validation"
         return runs
 
     # What the conditions of settings ask (`only_if`); `here` is one of the groups prompt, eval.prompt, data, eval.data.
@@ -358,10 +353,10 @@ Asking = RunConfig | EvalProtocolConfig  # what defines `prompt` and `sampling` 
 
 def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
     """Every reward that grades in this run, with the data it grades: first the one that evaluations count."""
-    evaluation, sets = run.evaluation, [of.evaluation for of in run.by_set().values()]
+    evaluation = run.evaluation
     named = [(evaluation.reward, evaluation.data)]
     named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
-    named += [(asked.reward, asked.data) for asked in sets]
+    named += [judges(of)[0] for of in run.by_set().values()]
     return named + ([(run.prompt.reward, run.data)] if run.judges_to_learn else [])
 
 

@@ -354,12 +354,10 @@ def load_sets(run: RunConfig, judges: Mapping[str, Grader], say: Say) -> dict[st
             say(of_set(name, f"{name}: {text}"))
 
         with naming_set(name):
-            problems, judge = own_validation(asked, note), judges.get(name)
-            if bad := too_many_problems(asked, len(problems)):
-                raise ConfigError("\n".join(bad))
+            problems = own_validation(asked, note)
             with naming_eval_settings(asked, "data"):
-                sets[name] = check_ground_truths(problems, judge, asked.evaluation.data, note)
-        note_repetitions(sets[name], name, judge, say)
+                sets[name] = check_ground_truths(problems, judges.get(name), asked.evaluation.data, note)
+        note_repetitions(sets[name], name, judges.get(name), say)
     return sets
 
 

@@ -79,33 +79,14 @@ class ValidationSet:
     interim_problems: list[Problem]  # a subset of the final ones
     final_problems: list[Problem]
 
-    @property
-    def samples(self) -> int:
-        """Return the number of responses to each problem."""
-        return self.evaluator.settings.samples
-
-    @property
-    def folder(self) -> str:
-        """Return where its responses are, in the run folder."""
-        return f"{EVALS}/{self.name}"
+    def problems(self, last: bool) -> list[Problem]:
+        """Return those of the last evaluation, or of one on the way."""
+        return self.final_problems if last else self.interim_problems
 
     def figures(self, samples: Sequence[ScoredResponse]) -> dict[str, float]:
         """Compute the `eval/NAME/...` metrics of graded responses to some of its problems."""
         metrics = eval_metrics(samples, [], questions_of(self.final_problems))
         return {f"eval/{self.name}/{name}": metrics[key] for name in OF_SETS if (key := f"eval/{name}") in metrics}
-
-    def answers(self, problems: Sequence[Problem]) -> list[Sample]:
-        """Sample and grade responses to these problems, by the same random numbers as in any other evaluation."""
-        return self.evaluator.rollouts.sample(problems, self.evaluator.sampling, self.samples, PURPOSE)
-
-    def warn(self, samples: Sequence[ScoredResponse], step: int | None, monitors: Monitors) -> None:
-        """Warn about responses that got no grade, or were cut."""
-        warnings = self.evaluator.rollouts.grader.warnings([s.grade for s in samples])
-        monitors.check_grades(step, warnings, f"in {self.name}: ")
-        share, key = sum(s.truncated for s in samples) / len(samples), f"eval.sets.{self.name}.sampling.max_tokens"
-        if monitors.mode("truncated") != "off" and share > monitors.settings.truncated_above:
-            cut = f"{share:.0%} of the responses to {self.name} were cut at {self.evaluator.sampling.max_tokens} tokens"
-            monitors.warn(step, f"truncated_{self.name}", f"{cut}: raise {key}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +117,8 @@ class Validation:
 
     def problems_asked(self, last: bool) -> int:
         """Return the number of problems of an evaluation, `eval.sets` included."""
-        every: list[Validation | ValidationSet] = [self, *self.sets]
-        return sum(len(of.final_problems if last else of.interim_problems) for of in every)
+        own = self.final_problems if last else self.interim_problems
+        return len(own) + sum(len(one.problems(last)) for one in self.sets)
 
     def evaluate(self, step: int, last: bool = False) -> None:
         """Sample, score, warn and record: the interim problems, or the `last` time all. `step`: how many are done."""
@@ -151,25 +132,24 @@ class Validation:
             samples = interim = score_samples(sampled, evaluator.scorer)
             mismatches = mismatches_of(samples, sampling)
             whole = metrics = evaluator.figures(samples, mismatches, problems, step, self.monitors)
-            of_sets = [one.answers(one.final_problems if last else one.interim_problems) for one in self.sets]
         if problems is not self.interim_problems:  # whose metrics alone are comparable over the run
             interim = answers_to(self.interim_problems, samples, n)
             metrics = eval_metrics(interim, mismatches_of(interim, sampling), questions_of(self.interim_problems))
-        sets, row = dict[str, int | float](), dict(metrics)
-        for one, answers in zip(self.sets, of_sets, strict=True):
-            one.warn(answers, step, self.monitors)
+        again = bool(self.history) and self.history[-1].step == step  # the evaluation that was due here ended the run
+        update, sets, row = self.counters.train_step if again else None, dict[str, int | float](), dict(metrics)
+        for one in self.sets:
+            asks, each, asked = one.evaluator, one.evaluator.settings.samples, one.problems(last)
+            with self.console.wait(f"evaluation on {one.name}"), self.counters.clock.phase("eval"):
+                answers = asks.rollouts.sample(asked, asks.sampling, each, PURPOSE)
             sets |= one.figures(answers)
-            row |= one.figures(answers_to(one.interim_problems, answers, one.samples))
+            row |= one.figures(answers_to(one.interim_problems, answers, each))
+            prompts = asks.prompts(answers)
+            self.records.responses(f"{EVALS}/{one.name}", step, answers, asked, update=update, prompts=prompts)
         row |= {f"final/{name.removeprefix('eval/')}": value for name, value in (whole | sets).items() if last}
         self.counters.eval_step += 1
         self.counters.pace["problem"] = (time.monotonic() - began) / max(self.problems_asked(last), 1)
         self.records.metrics(self.counters.row() | row)
-        again = bool(self.history) and self.history[-1].step == step  # the evaluation that was due here ended the run
-        update = self.counters.train_step if again else None
         self.records.responses(EVALS, step, samples, problems, update=update, prompts=evaluator.prompts(samples))
-        for one, answers in zip(self.sets, of_sets, strict=True):
-            prompts = one.evaluator.prompts(answers)
-            self.records.responses(one.folder, step, answers, one.final_problems, update=update, prompts=prompts)
         self.history.append(Evaluated(interim[::n], metrics, whole, last, step, sets))
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -189,15 +189,13 @@ class RunFolder:
 
         `of_set`: one of `eval.sets`.
         """
-        reward, groups = self.setting("prompt.reward"), [*([f"eval.sets.{of_set}"] if of_set else []), "eval"]
-        if evaluates:
-            keys = [f"{group}.{name}" for name in ("reward", "prompt.reward") for group in groups]
-            reward = next(filter(None, map(self.setting, keys)), reward)
+        groups = (f"eval.sets.{of_set}", "eval") if evaluates else ()
+        keys = [f"{group}.{name}" for name in ("reward", "prompt.reward") for group in groups]
+        reward = next(filter(None, map(self.setting, [*keys, "prompt.reward"])), None)
         if not reward:
             raise ConfigError(f"{self.path} has no prompt.reward: give the folder of a run that grades responses")
-        own = [f"{group}.data" for group in groups if self.setting(f"{group}.data")] if evaluates else []
-        data = (own or ["data"])[0]
-        return str(reward), self.setting(f"{data}.verifier"), dict(self.setting("grading") or {})
+        data = next((group for group in groups if self.setting(f"{group}.data")), "")
+        return str(reward), self.setting(f"{data}.data.verifier".lstrip(".")), dict(self.setting("grading") or {})
 
     @property
     def status(self) -> str | None:

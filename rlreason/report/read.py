@@ -84,9 +84,8 @@ def read_run(folder: Path, state: RunState, note: Note, x: str = "") -> StudyRun
         run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
     for name in sets_of(folder):
         protocol = (run.summary.get("sets") or {}).get(name, {}).get("protocol") or {}
-        decide = {key: value for key, value in run.settings.items() if not is_below(key, ("data", "eval"))}
-        decide |= {key: value for key, value in run.settings.items() if is_below(key, (f"eval.sets.{name}",))}
-        run.sets[name] = replace(run, protocol=protocol, settings=decide, sets={})
+        algorithm = {"algorithm": run.settings.get("algorithm")}  # the others decide the run's own protocol
+        run.sets[name] = replace(run, protocol=protocol, settings=algorithm, sets={})
         read_answers(run.sets[name], reader, reader.evaluations(name), note)
     files = reader.evaluations()
     if not files and (folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n

@@ -41,11 +41,10 @@ def build_report(study: Study) -> Report:
     """Build the whole report of a study."""
     every, sets, details = verdicts_of(study), study.sets, list[tuple[str, str | Table]]()
     verdicts = on_set(every, "")
-    for name, of in {"": study, **sets}.items():
-        if protocol := next((run.protocol for run in of.runs if run.protocol), None):
-            rows = [[part, shorten(str(value), LONGEST)] for part, value in protocol.items()]
-            note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
-            details.append((f"{MEASURED} {name}".rstrip(), Table(MEASURED, ["part", "value"], rows, note=note)))
+    if protocol := next((run.protocol for run in study.runs if run.protocol), None):
+        rows = [[name, shorten(str(value), LONGEST)] for name, value in protocol.items()]
+        note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
+        details.append((MEASURED, Table(MEASURED, ["part", "value"], rows, note=note)))
     summaries = [summary_of(verdicts, study)]
     summaries += [f"On {name}: {summary_of(found, of)}" for name, of in sets.items() if (found := on_set(every, name))]
     cards = defaultdict[str, list[str]](list)
@@ -165,8 +164,9 @@ def warnings_of(study: Study) -> Iterator[str]:
             yield f"There are too few {fact}s of like size to tell what goes by them."
     if any(run.settings.get("data.overlap") == "allow" for run in study.runs):
         yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
-    failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
-    if failed := sum(float(series.y.sum()) for series in failures):
+    series = [of for run in study.runs for of in run.series.items()]
+    failures = [of for name, of in series if name.startswith("eval/") and name.endswith("/grading_failures")]
+    if failed := sum(float(of.y.sum()) for of in failures):
         yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
     names = {"code": "code", "hardware": "graphics card or processor", "packages": "library versions"}
     for key, name in names.items():

@@ -263,10 +263,7 @@ MEASURED_BY = (
     "data.path", "data.validation",
 )  # fmt: skip
 #: Parts of a protocol that name no setting -> settings and groups that decide them, without those of training alone.
-DECIDED_BY = {
-    "data": ("data", "eval.data", "eval.sets", "split"),
-    "problems": ("data", "eval", "eval_problems", "split"),
-}
+DECIDED_BY = {"data": ("data", "eval.data", "split"), "problems": ("data", "eval", "eval_problems", "split")}
 OF_TRAINING = ("data.train", "data.limit", "data.n_train", "data.filter", "data.pass_rate", "data.min_pass_rate")
 
 

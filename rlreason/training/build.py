@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -230,7 +230,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         eval_problems=own.interim_problems,
         final_problems=own.final_problems,
         start=start,
-        data_hash=fingerprint([*train, *validation]),
+        data_hash=fingerprint([*train, *validation, *(p for *_, problems in sets.values() for p in problems)]),
         sizes=loaded.sizes | {"train": len(train), "validation": len(validation)},
     )
 
@@ -254,21 +254,16 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
     console.say(f"model      {run.model.name}: {components.policy.describe()}")
     console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
     for one in components.sets:
-        asks = one.evaluator.settings
-        evaluated = f"{len(one.final_problems)} problems, prompt={asks.prompt.name}, {asks.sampling.describe()}"
-        console.say(f"           {one.name}: {evaluated}, {asks.samples} per problem")
+        console.say(f"           {one.name}: {len(one.final_problems)} problems x {one.evaluator.settings.samples}")
 
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
-    settings, of_sets = own_functions(run), {grader: loaded.sets[name] for name, grader in graders.sets.items()}
-    for grader in graders.all():
+    settings = own_functions(run)
+    for grader in replace(graders, sets={}).all():
         if grader.plugin:
             judges_validation = grader is graders.evaluation or not loaded.train
-            judged = loaded.validation if judges_validation else loaded.train
-            if grader not in (graders.training, graders.evaluation, graders.second):
-                judged = of_sets[grader]
-            answer = judged[0].answer
+            answer = (loaded.validation if judges_validation else loaded.train)[0].answer
             (grade,) = grader.grade_batch(["probe"], [answer])
             if grade.outcome in ("timeout", "error"):
                 raise ConfigError(
@@ -410,8 +405,7 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
     rules = backend.to_str() if backend else sorted(tokenizer.get_vocab().items())
     types = {"products": policy.compute_dtype, "head": policy.head_dtype, "weights": policy.weights}
     facts: dict[str, Any] = {
-        "data": {"hash": components.data_hash, "sizes": components.sizes}
-        | {one.name: fingerprint(one.final_problems) for one in components.sets},
+        "data": {"hash": components.data_hash, "sizes": components.sizes},
         "prompts": {key: hashed(prompt_facts(prompt, tokenizer)) for key, prompt in prompts.items()},
         "model": {
             "name": run.model.name,

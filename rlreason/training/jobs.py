@@ -49,7 +49,7 @@ from rlreason.grading import Grader
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
-from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RATES, RESPONSES
+from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, EVALS, PASS_RATES, RESPONSES
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row, write_rows
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
@@ -107,8 +107,6 @@ def answered(
     console.say(f"asks       {len(problems)} {run.split} problems")
     key = "eval.data" if run.eval.data else "data"
     check_askable(problems, f"split={run.split} of {key}={asks.data.name}", key)
-    for of in components.sets:
-        check_askable(of.final_problems, f"eval.sets.{of.name}", f"eval.sets.{of.name}.data")
     protocol = protocol_of(asks, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
     log = ResponseLog(records.folder, f"protocol {protocol['hash']}, weights {weights}", problems, n)
@@ -117,7 +115,7 @@ def answered(
     answers = respond(run, evaluator, problems, log, records, console)
     samples = answers.samples
     monitors = Monitors(1, console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
-    sets = figures_of_sets(run, components, weights, monitors, records, console)
+    sets = figures_of_sets(run, components, weights, records, console)
     metrics = evaluator.figures(samples, answers.mismatches, problems, None, monitors)
     metrics["eval/tokens_per_second"] = records.clock.overall().get("perf/eval_tokens_per_second", 0.0)
     write_pass_rates(records.folder / PASS_RATES, problems, samples, n)
@@ -167,19 +165,17 @@ def answered(
 
 
 def figures_of_sets(
-    run: EvalJobConfig, components: Components, weights: str, monitors: Monitors, records: RunWriter, console: Console
+    run: EvalJobConfig, components: Components, weights: str, records: RunWriter, console: Console
 ) -> dict[str, float]:
     """Let the model answer each of `eval.sets`, record the responses as the run's own, and return the metrics."""
     figures = dict[str, float]()
     for one in components.sets:
-        problems, folder = one.final_problems, records.folder / one.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        protocol = protocol_of(one.evaluator.settings, problems, components.policy.tokenizer)
-        log = ResponseLog(folder, f"protocol {protocol['hash']}, weights {weights}", problems, one.samples)
-        file = f"{one.folder}/{RESPONSES}"
-        samples = respond(run, one.evaluator, problems, log, records, console, file).samples
-        one.warn(samples, None, monitors)
-        figures |= one.figures(samples)
+        asks, problems, place = one.evaluator.settings, one.final_problems, f"{EVALS}/{one.name}"
+        (records.folder / place).mkdir(parents=True, exist_ok=True)
+        identity = f"protocol {protocol_of(asks, problems, components.policy.tokenizer)['hash']}, weights {weights}"
+        log = ResponseLog(records.folder / place, identity, problems, asks.samples)
+        answers = respond(run, one.evaluator, problems, log, records, console, f"{place}/{RESPONSES}")
+        figures |= one.figures(answers.samples)
     return figures
 
 

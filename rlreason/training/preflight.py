@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rlreason.config.data import GymConfig
 from rlreason.config.groups import WITHOUT_VLLM
-from rlreason.config.leaves import needs, template_of
+from rlreason.config.leaves import leaves, needs, template_of
 from rlreason.config.run import RunConfig, judges, naming_eval_settings
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
@@ -117,11 +117,7 @@ def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
 
 def own_functions(run: RunConfig) -> dict[str, str]:
     """Return `module:function` -> the setting that names it, of every function of the user's own."""
-    keys = {run.prompt.reward: "prompt.reward", run.eval.reward: "eval.reward"}
-    for group, own in (("eval", run.eval), *((f"eval.sets.{name}", own) for name, own in run.eval.sets.items())):
-        keys.setdefault(own.reward, f"{group}.reward")
-        if own.prompt:
-            keys.setdefault(own.prompt.reward, f"{group}.prompt.reward")
+    keys = {leaf.value: leaf.key for leaf in reversed([*leaves(run)]) if leaf.key.endswith(".reward")}  # the first
     functions = {}
     for reward, data in judges(run):
         if ":" in reward:  # it also grades data with a verifier

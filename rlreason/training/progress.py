@@ -165,7 +165,7 @@ def sets_summary(components: Components, metrics: Mapping[str, float], last: boo
     """Return each of `eval.sets` for a summary, with its protocol; `last`: all its problems were asked. {} without."""
     sets, tokenizer = dict[str, Any](), components.policy.tokenizer
     for one in components.sets:
-        prefix, problems = f"eval/{one.name}/", one.final_problems if last else one.interim_problems
+        prefix, problems = f"eval/{one.name}/", one.problems(last)
         figures = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         sets[one.name] = figures | {"protocol": protocol_of(one.evaluator.settings, problems, tokenizer)}
     return {"sets": sets} if sets else {}
