@@ -116,6 +116,8 @@ PARTS = {
         "eval.samples=2"),
     "evaluated on what is held out": ("sft", "files", "data@eval.data=jsonl eval.data.train={rows}/test.jsonl "
         "eval.data.n_validation=4"),
+    "more sets": ("grpo", "stories", "data@eval.sets.hard.data=stories_hard prompt@eval.sets.hard.prompt=question_only "
+        "eval.sets.hard.samples=2 eval.sets.hard.data.n_validation=4"),
     "judged traces": ("evaluate_train", "files", "data.filter=correct"),
     "rows held out": ("sft", "held_out", ""), "problems that are made": ("ei", "countdown", ""),
     "problems from a file": ("evaluate_train", "countdown_file", ""), "tasks of the gym": ("best_of_n", "gym", ""),
