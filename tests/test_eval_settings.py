@@ -174,7 +174,8 @@ def test_sets_change_nothing_else_and_equal_an_evaluation_of_their_own(tmp_path)
     one, other = (sorted((tmp_path / name).glob("[er]*/step*")) for name in ("with", "without"))
     assert [file.read_bytes() for file in one] == [file.read_bytes() for file in other]
     words = ["algorithm=evaluate", "model=local", "model.path=with/model", "data=stories", "scale=embedded",
-             "threads=1", "prompt=r1_zero_short", "sampling.max_tokens=16", "eval_problems=2", *sets]  # fmt: skip
+             "threads=1", "prompt=r1_zero_short", "sampling.max_tokens=16", "eval_problems=2",
+             *SMALL[-2:], *sets]  # fmt: skip
     assert rlreason(*words, "hydra.run.dir=job", cwd=tmp_path).returncode == 0
     trained, job = (json.loads((tmp_path / name / "summary.json").read_text())["sets"] for name in ("with", "job"))
     assert trained["stories_hard"] == job["stories_hard"]

@@ -202,7 +202,7 @@ class RunConfig(AnyRunConfig):
         runs, own = dict[str, Self](), self.eval
         for name, asked in own.sets.items():
             given, numbers = (
-                {key: value for key, value in vars(part).items() if value is not None}
+                {one.name: value for one in fields(part) if (value := getattr(part, one.name)) is not None}
                 for part in (asked, asked.sampling)
             )
             given |= {"sampling": replace(own.sampling, **numbers), "card": None, "sets": {}}

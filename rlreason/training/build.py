@@ -248,13 +248,12 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
         with console.wait("starting the loggers"):
             records.loggers.start(run.logger, records.folder, asdict(run), resumes)
     records.add_provenance(facts)
-    asks = components.evaluator.settings
-    evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
     console.say(f"records    {records.folder}")
     console.say(f"model      {run.model.name}: {components.policy.describe()}")
-    console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
-    for one in components.sets:
-        console.say(f"           {one.name}: {len(one.final_problems)} problems x {one.evaluator.settings.samples}")
+    named = [("evaluates", components.evaluator), *((one.name, one.evaluator) for one in components.sets)]
+    for name, asks in ((name, evaluator.settings) for name, evaluator in named):
+        evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
+        console.say(f"{name:<10} {evaluated}, {asks.samples} per problem")
 
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
