@@ -184,7 +184,7 @@ def test_sets_change_nothing_else_and_equal_an_evaluation_of_their_own(tmp_path)
         tmp_path / "with/evals/stories_hard/step_00002.jsonl.gz", tmp_path / "job/evals/stories_hard/responses.jsonl"
     )]  # fmt: skip
     assert responses[0] == responses[1]
-    assert "--set no" in rlreason("inspect", "with", "--set", "no", cwd=tmp_path).stderr
+    assert "sets: stories_hard" in rlreason("inspect", "with", "--set", "no", cwd=tmp_path).stderr
     assert "12 responses" in rlreason("inspect", "job", "--set", "stories_hard", cwd=tmp_path).stdout
 
 
@@ -196,7 +196,7 @@ def test_a_mistake_is_one_line_with_the_cure():
         (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
         (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
         (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
-        (["eval.sets=[stories,stories]"], "has stories twice"), (["eval.sets=[stores]"], "did you mean stories?"),
+        (["eval.sets=[stories,stories]"], "one name twice"), (["eval.sets=[stores]"], "did you mean stories?"),
         (["eval.sets.aime.samples=4"], "eval.sets.NAME.data="), (["eval.sets=[gsm8k]"], "eval.sets.gsm8k.data=stories"),
         (["eval.sets=[stories]", "eval.sets.stories.samples=0"], "eval.sets.stories.samples=0 must be at least 1"),
         (["algorithm=best_of_n", "eval.sets=[stories]"], "algorithm=evaluate"),

@@ -5,7 +5,6 @@ grammar, as in `use_std_normalization=choice(True,False)`.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,10 +84,11 @@ def sets_in(word: str) -> list[str]:
     key, _, value = word.partition("=")
     if key != SETS or "{" in value:
         return [word]
-    named = [(data.rpartition(":")[2], data) for data in re.findall(r"[^\s,\[\]'\"]+", value)]
-    if twice := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
-        raise ConfigError(f"{word} has {twice[0]} twice: leave one out, or name it, as {SETS}.NAME.data={twice[0]}")
-    return [f"{SETS}.{name}.data={data}" for name, data in named]
+    values = [] if value.lower() in NONE else re.findall(r"[^\s,\[\]'\"]+", value)
+    sets = [f"{SETS}.{data.rpartition(':')[2]}.data={data}" for data in values]
+    if len({one.partition("=")[0] for one in sets}) < len(sets):
+        raise ConfigError(f"{word} has one name twice: leave one out, or name it yourself, as {SETS}.NAME.data=gsm8k")
+    return sets
 
 
 def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:

@@ -26,7 +26,7 @@ from rlreason.records.files import (
 from rlreason.records.rows import Row
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.streams import print_stderr
-from rlreason.runtime.text import redacted, shorten, visible
+from rlreason.runtime.text import few, redacted, shorten, visible
 
 DIVERGED = 5
 #: The exit code of each status.
@@ -248,17 +248,16 @@ class RunFolder:
 
         `rollouts`: those that a training run learned from, not its evaluations. `of_set`: to one of `eval.sets`.
         """
-        if of_set and of_set not in (names := files.sets_of(self.path)):
-            raise ConfigError(f"--set {of_set}: {self.path} has the sets {', '.join(names) or '(none)'}: choose one")
         for name in (files.RESPONSES, files.UNFINISHED):
-            if step is None and not rollouts and not of_set and (path := self.path / name).is_file():
+            if step is None and not (rollouts or of_set) and (path := self.path / name).is_file():
                 return ResponseFile(path, files.RESPONSES)
-        saved = [] if of_set else self.rollouts()
-        saved += [] if rollouts else self.evaluations(of_set)
+        saved = [*([] if of_set else self.rollouts()), *([] if rollouts else self.evaluations(of_set))]
         if found := [file for file in saved if step is None or (file.step == step and file.update is None)]:
             return found[-1]
         if step is None or not saved:
-            raise ConfigError(f"{self.path} holds no such responses: give a run's folder, with --step one that trains")
+            have = f" (sets: {few(names)})" if (names := files.sets_of(self.path)) else ""
+            cure = "give a run's folder, with --step one that trains"
+            raise ConfigError(f"{self.path} holds no such responses{have}: {cure}")
         steps = sorted({file.step or 0 for file in saved})
         raise ConfigError(f"--step {step}: {self.path} saved the steps {', '.join(map(str, steps))}: choose one")
 
