@@ -265,6 +265,7 @@ MEASURED_BY = (
 #: Parts of a protocol that name no setting -> settings and groups that decide them, without those of training alone.
 DECIDED_BY = {"data": ("data", "eval.data", "split"), "problems": ("data", "eval", "eval_problems", "split")}
 OF_TRAINING = ("data.train", "data.limit", "data.n_train", "data.filter", "data.pass_rate", "data.min_pass_rate")
+OF_SETS = "eval.sets."  # each of which is judged by itself
 
 
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -291,7 +292,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
         behind = [
             f"{name}: {setting_text(first.settings.get(name))} and {setting_text(run.settings.get(name))}"
             for name in {**first.settings, **run.settings}
-            if is_below(name, roots) and not name.startswith(OF_TRAINING)
+            if is_below(name, roots) and not name.startswith((*OF_TRAINING, OF_SETS))
             if first.settings.get(name) != run.settings.get(name)
         ]
         lines += behind
