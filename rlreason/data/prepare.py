@@ -330,7 +330,7 @@ class Loaded(NamedTuple):
     train: Problems
     validation: Problems
     sizes: dict[str, int]
-    sets: Mapping[str, Problems]  # of each of `eval.sets`
+    sets: Mapping[str, Problems] = MappingProxyType({})  # of each of `eval.sets`
 
 
 def own_validation(run: RunConfig, say: Say) -> Problems:
