@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlreason.config.data import (
     CountdownConfig,
@@ -44,6 +44,9 @@ from rlreason.types import Problem
 
 Problems = list[Problem]
 Splits = tuple[Problems, Problems]  # train, validation
+Fill = Callable[[str], str]  # writes a question into a prompt
+Judges = Mapping[str, Grader]  # by the names of `eval.sets`
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def with_ids(tables: Sequence[Table]) -> list[Problems]:
@@ -72,19 +75,13 @@ def subset(problems: Problems, limit: int | None, seed: int) -> Problems:
 
 
 def without_overlap(
-    train: Problems,
-    validation: Sequence[Problem],
-    policy: str,
-    fill: Callable[[str], str],
-    say: Say,
-    what: str = "validation",
+    train: Problems, validation: Sequence[Problem], policy: str, fill: Fill, say: Say, what: str = "validation"
 ) -> Problems:
     """Return the training problems. `policy` for a question in both: refuse (`DataError`), drop, or allow it.
 
-    `what`: which questions the others are.
-
-    Questions are compared by `question_key`, which ignores case, punctuation, width and a label in front. `fill`
-    writes a question into the run's prompt, to recognise rows that give their whole prompt.
+    `what`: a word for the other questions. Questions are compared by `question_key`, which ignores case, punctuation,
+    width and a label in front. `fill` writes a question into the run's prompt, to recognise rows that give their whole
+    prompt.
     """
 
     def keys(p: Problem) -> list[str]:
@@ -264,9 +261,7 @@ def check_ground_truths(
     return [p for p in problems if p.id not in wrong or data.bad_gold == "keep"]
 
 
-def with_ground_truths(
-    data: DataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
-) -> Splits:
+def with_ground_truths(data: DataConfig, train: Problems, validation: Problems, fill: Fill, say: Say) -> Splits:
     """Look up ground truths for rows of files without one, where requested or needed to filter.
 
     They are found by question in data.ground_truth, or else in the usual splits and the validation data. `fill` writes
@@ -330,7 +325,7 @@ class Loaded(NamedTuple):
     train: Problems
     validation: Problems
     sizes: dict[str, int]
-    sets: Mapping[str, Problems] = MappingProxyType({})  # of each of `eval.sets`
+    sets: Mapping[str, Problems] = NONE  # of each of `eval.sets`
 
 
 def own_validation(run: RunConfig, say: Say) -> Problems:
@@ -345,7 +340,7 @@ def own_validation(run: RunConfig, say: Say) -> Problems:
         return with_ground_truths(own, [], problems, fill, note)[1]
 
 
-def load_sets(run: RunConfig, judges: Mapping[str, Grader], say: Say) -> dict[str, Problems]:
+def load_sets(run: RunConfig, judges: Judges, say: Say) -> dict[str, Problems]:
     """Load the problems of each of `eval.sets`; `judges` check their ground truths, as in `load_data`."""
     sets = dict[str, Problems]()
     for name, asked in run.by_set().items():
@@ -366,7 +361,7 @@ def load_data(
     *,
     grader: Grader | None = None,
     judge: Grader | None = None,
-    judges: Mapping[str, Grader] = MappingProxyType({}),
+    judges: Judges = NONE,
     say: Say = print,
 ) -> Loaded:
     """Load the problems of a run, with a note on everything that is left out; a run that only measures has none to
