@@ -40,6 +40,14 @@ KINDS = {
     "reference": (*GRPO, "kl_placement=loss", "kl_coef=0.1"),
     "refilled": (*GRPO, "max_resampling_rounds=2"),
     "final_problems": (*GRPO, "eval_problems=null", "interim_eval_problems=4", "eval.final_problems=12"),
+    "sets": (
+        *GRPO,
+        "eval.sets=[stories_hard,stories_long]",
+        "eval.sets.stories_hard.samples=2",
+        "eval.sets.stories_long.problems=12",
+        "interim_eval_problems=4",
+        "eval_problems=null",
+    ),
     "cosine": (*GRPO, "lr_schedule=cosine", "warmup_steps=1", "save_rollouts_every=2"),
 }
 

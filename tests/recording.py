@@ -19,6 +19,9 @@ class Recording:
         for name in names:
             if is_dataclass(child := getattr(node, name)):
                 self._watch(child, f"{prefix}{name}.")
+            for key, part in child.items() if isinstance(child, dict) else ():
+                if is_dataclass(part):
+                    self._watch(part, f"{prefix}{name}.{key}.")
         node.__class__ = self._watched(type(node), prefix, frozenset(names))
 
     def _watched(self, kind: type, prefix: str, names: frozenset[str]) -> type:

@@ -19,7 +19,8 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 def responses_of(run: Path) -> dict[str, bytes]:
     """Return file -> content of every file of responses."""
-    return {str(p.relative_to(run)): p.read_bytes() for kind in ("rollouts", "evals") for p in (run / kind).glob("*")}
+    files = [path for kind in ("rollouts", "evals") for path in (run / kind).rglob("*") if path.is_file()]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
 def lines_of(path: Path) -> list[str]:

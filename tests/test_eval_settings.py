@@ -5,7 +5,10 @@ import re
 
 import pytest
 
+from rlreason.api.start import plain
 from rlreason.cli.check import check_command_line
+from rlreason.cli.compose import changed_run
+from rlreason.cli.flags import composing, read
 from rlreason.config.leaves import resource_dir
 from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import by_facts
@@ -141,6 +144,50 @@ def test_each_rule_is_held_by_what_was_recorded(changed, rule, verdict):
     assert "(model, data); accuracy 0.550" in card_text(rows, summary_with()).splitlines()[-1]
 
 
+def test_a_set_is_asked_as_evaluations_are_but_for_its_own_settings():
+    """Bug: a set's setting is lost, or changes how the run's own problems or another set are asked."""
+    words = ["eval.samples=3", "eval.problems=9", "eval.sets=[stories_hard,stories_long]", "eval.sets.b.data=stories",
+             "eval.sets.b.prompt=question_only", "eval.sets.b.samples=2", "eval.sets.b.problems=5",
+             "eval.sets.b.sampling.temperature=0.5", "eval.final_problems=20"]  # fmt: skip
+    one = check_command_line(words, note=str).one
+    run = one.run
+    asked = {name: of.evaluation for name, of in {"": run, **run.by_set()}.items()}
+    shown = {
+        name: (of.data.name, of.prompt.name, of.samples, of.problems, of.final_problems, of.sampling.temperature)
+        for name, of in asked.items()
+    }
+    assert shown == {
+        "": ("stories", "r1_zero_short", 3, 9, 20, 1.0), "b": ("stories", "question_only", 2, 5, 5, 0.5),
+        **{name: (name, "r1_zero_short", 3, 9, 20, 1.0) for name in ("stories_hard", "stories_long")},
+    }  # fmt: skip
+    with composing(read([])):  # as a run that is resumed
+        assert changed_run(plain(one.config), []).run.by_set()["b"].evaluation == asked["b"]
+
+
+@pytest.mark.long
+def test_sets_change_nothing_else_and_equal_an_evaluation_of_their_own(tmp_path):
+    """Bug: a set moves training's random numbers, or is not measured as by a run of its own."""
+    small = [*SMALL, "data.n_validation=16", "threads=1"]
+    sets = ["eval.sets=[stories_hard]", "eval.sets.stories_hard.problems=6", "eval.sets.stories_hard.samples=2"]
+    for name, more in (("with", sets), ("without", [])):
+        assert rlreason(*small, *more, f"hydra.run.dir={name}", cwd=tmp_path).returncode == 0
+    one, other = (sorted((tmp_path / name).glob("[er]*/step*")) for name in ("with", "without"))
+    assert [file.read_bytes() for file in one] == [file.read_bytes() for file in other]
+    words = ["algorithm=evaluate", "model=local", "model.path=with/model", "data=stories", "scale=embedded",
+             "threads=1", "prompt=r1_zero_short", "sampling.max_tokens=16", "eval_problems=2",
+             *SMALL[-2:], *sets]  # fmt: skip
+    assert rlreason(*words, "hydra.run.dir=job", cwd=tmp_path).returncode == 0
+    trained, job = (json.loads((tmp_path / name / "summary.json").read_text())["sets"] for name in ("with", "job"))
+    assert trained["stories_hard"] == job["stories_hard"]
+    assert (job["stories_hard"]["samples"], job["stories_hard"]["problems"]) == (12, 6)
+    responses = [[json.loads(line)["response"] for line in opened(path)] for path in (
+        tmp_path / "with/evals/stories_hard/step_00002.jsonl.gz", tmp_path / "job/evals/stories_hard/responses.jsonl"
+    )]  # fmt: skip
+    assert responses[0] == responses[1]
+    assert "sets: stories_hard" in rlreason("inspect", "with", "--set", "no", cwd=tmp_path).stderr
+    assert "12 responses" in rlreason("inspect", "job", "--set", "stories_hard", cwd=tmp_path).stdout
+
+
 def test_a_mistake_is_one_line_with_the_cure():
     """Bug: a wrong setting of an evaluation shows itself after training."""
     for words, says in (
@@ -149,6 +196,10 @@ def test_a_mistake_is_one_line_with_the_cure():
         (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
         (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
         (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
+        (["eval.sets=[stories,stories]"], "one name twice"), (["eval.sets=[stores]"], "did you mean stories?"),
+        (["eval.sets.aime.samples=4"], "eval.sets.NAME.data="), (["eval.sets=[gsm8k]"], "eval.sets.gsm8k.data=stories"),
+        (["eval.sets=[stories]", "eval.sets.stories.samples=0"], "eval.sets.stories.samples=0 must be at least 1"),
+        (["algorithm=best_of_n", "eval.sets=[stories]"], "algorithm=evaluate"),
         (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
         (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
         (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),

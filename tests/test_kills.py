@@ -44,6 +44,7 @@ OF_KINDS = [
     ("adamw_8bit", f"{STEP}call:3"), ("skip_solved", f"{TRAINING}algorithms:GRPO.collect:return:2"),
     ("reference", f"{STEP}return:3"), ("refilled", f"{TRAINING}algorithms:GRPO._refill:return:2"),
     ("final_problems", f"{EVALUATE}return:4"), ("cosine", f"{OF}responses:return:3"), ("float16", f"{STEP}return:3"),
+    ("sets", f"{OF}responses:return:10"),
 ]  # fmt: skip
 KILLED = [
     pytest.param("grpo", at, parts, id=phase, marks=[pytest.mark.long] * (phase != "behind the update"))

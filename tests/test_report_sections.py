@@ -1,6 +1,8 @@
 """What given folders become: settings, seeds, a reference; and a report's tables, log, facts, warnings and cases."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from rlreason.report.content import PLUS_MINUS, Series
 from rlreason.report.read import differing_keys, read_study
 from rlreason.report.study import GradedProblem, Study
 from rlreason.report.verdicts import verdicts_of
-from tests.sweep_folders import CONFIG, answers, ended, sweep
+from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
 
 ALL, NONE = [0, 1, 2, 3], sections.NONE
 
@@ -83,6 +85,27 @@ def test_settings_table():
     assert float(mean.strip("%")) == pytest.approx(100 * np.mean(of.reference.accuracies), abs=0.05)
     assert 0 < float(half) < 50
     assert (first["seeds"], first["time a run"], first["tokens a run"]) == ("4 of 4", "60 s", "0.20 M")
+
+
+def test_more_validation_sets_are_judged_as_one_family(tmp_path):
+    """Bug: a verdict on a set is corrected as if it were the only one, or two ways to measure it are compared."""
+    sweep(tmp_path / "s", "lr", "123", lambda value, seed: answers(seed, 0.4))
+    for folder in (tmp_path / "s").glob("lr=*"):
+        lr, seed = folder.name[3], int(folder.name[-1])
+        ended(tmp_path / "other" / folder.name, answers(seed, 0.6 if lr == "2" else 0.4))
+        shutil.copytree(tmp_path / "other" / folder.name / "evals", folder / "evals" / "hard")
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["sets"] = {"hard": {"protocol": PROTOCOL | {"data": "e" if lr == "3" else "d"}}}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    of = read_study([tmp_path / "s"])
+    found = verdicts_of(of)
+    assert [(v.setting, v.of_set, v.outcome) for v in found] == [
+        ("2", "", "same"), ("3", "", "same"), ("2", "hard", "better"), ("3", "hard", ""),
+    ]  # fmt: skip
+    alone = verdicts_of(replace(of.sets["hard"], settings=of.sets["hard"].settings[:2]))
+    assert (found[2].adjusted_p, found[3].word) == (pytest.approx(3 * alone[0].adjusted_p), "not compared")
+    rows = sections.sets_table(of, found).rows
+    assert [(row[:2], row[2] != NONE) for row in rows] == [([lr, "hard"], True) for lr in "123"]
 
 
 def test_who_cannot_be_told_from_whom():

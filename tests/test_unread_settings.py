@@ -43,7 +43,7 @@ AROUND = {"waits.run_s", "model.check_memory"}  # read by what surrounds a run: 
 IN_PASSING = {"data.hub_config", "eval.data.hub_config", "prompt.reward"}  # handed on with each path; named in errors
 #: Read only where there is something to compare or to leave out: tests of monitors, answers and data hold them.
 WHERE_NEEDED = re.compile(
-    r"monitors\.\w+_(above|after|factor|gain|steps)|grading\.(percent|rel_tol)|(eval\.)?data\.bad_rows"
+    r"monitors\.\w+_(above|after|factor|gain|steps)|grading\.(percent|rel_tol)|(eval\.(sets\.\w+\.)?)?data\.bad_rows"
 )
 
 
@@ -119,6 +119,8 @@ PARTS = {
     "judged traces": ("evaluate_train", "files", "data.filter=correct"),
     "rows held out": ("sft", "held_out", ""), "problems that are made": ("ei", "countdown", ""),
     "problems from a file": ("evaluate_train", "countdown_file", ""), "tasks of the gym": ("best_of_n", "gym", ""),
+    "more sets": ("grpo", "stories", "+data@eval.sets.hard.data=stories_hard "
+        "+prompt@eval.sets.hard.prompt=question_only eval.sets.hard.samples=2 eval.sets.hard.data.n_validation=4"),
 }  # fmt: skip
 
 
@@ -142,8 +144,9 @@ def prepare(run: Any, folder: Path) -> None:
     console = Console(out=io.StringIO())
     components = build_components(run, folder, console)
     components.close()
-    asks = components.evaluator.settings
-    header = [asks.data.name, asks.prompt.name, asks.sampling.describe()]  # of a run's first lines
+    header, asks = list[str](), components.evaluator.settings
+    for one in (asks, *(of.evaluator.settings for of in components.sets)):
+        header += [one.data.name, one.prompt.name, one.sampling.describe()]  # of a run's first lines
     header += [run.data.name, run.prompt.name] if isinstance(run, TrainingConfig) else []
     assert all(header)
     protocol_of(asks, components.eval_problems, components.policy.tokenizer)

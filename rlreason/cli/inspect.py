@@ -35,6 +35,7 @@ def add_arguments(parser: Parser) -> None:
     cases_shown = f"how many cases, in the order of the file ({CASES_SHOWN})"
     parser.add_argument("-n", type=number_in(1, 10**6, int), default=CASES_SHOWN, metavar="N", help=cases_shown)
     parser.add_argument("--step", type=int, metavar="N", help="of a training run; the newest if not given")
+    parser.add_argument("--set", default="", metavar="NAME", help="the responses to one of eval.sets")
     parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
     ways = parser.add_mutually_exclusive_group()
@@ -64,7 +65,7 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
     category = arguments.category
     run, target = RunFolder(arguments.run), arguments.markdown or arguments.run / CASES
     refuse_target("--markdown", target)
-    file = run.responses(arguments.step, arguments.rollouts)
+    file = run.responses(arguments.step, arguments.rollouts, arguments.set)
     rows = list(run.rows(file, TO_SHOW).values())
     if not rows:
         raise DataError(f"{file.path} holds no responses: choose another run or step")
@@ -72,7 +73,7 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
         rows = [row for row in rows if row["problem_id"] == arguments.problem]
         if not rows:
             raise ConfigError(f"--problem {arguments.problem} is not in {file.path}: give an id that stands there")
-    graded = RunGrading.of(*run.grading(evaluates=file.kind != ROLLOUTS))
+    graded = RunGrading.of(*run.grading(file.kind != ROLLOUTS, arguments.set))
     if category == "disagree":
         judged = zip(rows, opinions(rows, graded, console), strict=True)
         chosen = [row for row, second in judged if second not in (None, row["outcome"] == "correct")]

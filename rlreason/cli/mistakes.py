@@ -19,7 +19,7 @@ from rlreason.cli.flags import (
     options_by_group,
     sources,
 )
-from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
+from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, SETS, TOKEN, fold
 from rlreason.config.store import FUNCTIONS, SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import first_line
@@ -132,6 +132,8 @@ def unreadable(word: str, words: Sequence[str]) -> str:
 def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
     """Return what an unknown key may mean: a setting of another run, or one spelled similarly. `keys`: of `cfg`."""
     message, (place, _, last) = f"{key} is no setting of this run", key.rpartition(".")
+    if place.startswith(f"{SETS}.") and place not in keys_below(cfg):
+        return f"{key}: there is no {place}: give its data first, as {SETS}=[gsm8k] or {SETS}.NAME.data=gsm8k"
     group = PLACED.get(place, place)
     if any(last in kind.__dataclass_fields__ for kind in SCHEMAS.get(f"schema/{group}", {}).values()):
         return f"{message}: other options of {group} have it: choose among {', '.join(group_options(group))}"

@@ -24,6 +24,7 @@ MAY_BE_ABSENT = ("experiment", "sweep")  # groups without which a run is whole
 #: Keys that hold an option of a group in another place -> that group: typed as any setting, they stand for Hydra's own
 #: spelling (eval.prompt=r1_zero for prompt@eval.prompt=r1_zero).
 PLACED = {"eval.prompt": "prompt", "eval.data": "data"}
+SETS, OF_SET = "eval.sets", re.compile(r"eval\.sets\.[\w-]+\.(prompt|data)")  # of more validation sets: added
 #: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
 GPU_SHARE = "gpu_memory_utilization"
 AUTO, MAX_SEEDS = "seed=auto", "max_seeds="
@@ -41,7 +42,7 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
     discovers = OWN_CONFIGS.keys() & {algorithm, *(word.lower().partition("algorithm=")[2] for word in words)}
     names: dict[str, str] = NAMES | (TABLES["of_discovery"] if discovers else {})
     groups, typed, notes, found = options_by_group(), dict[str, str](), dict[str, str](), list[str]()
-    for word in words:
+    for word in (one for typed_word in words for one in sets_in(typed_word)):
         sign, key, equals, value = WORD.fullmatch(word).groups()  # type: ignore[union-attr]
         if key == GPU_SHARE:
             notes[key] = f"{key} is not read here: rollout.kv_cache_gb=GB sets the size of vLLM's cache"
@@ -49,7 +50,9 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
         ours, now = names.get(key, key), value
         if typed.setdefault(ours, key) != key:  # only the later value would count
             raise ConfigError(f"{typed[ours]} and {key} both set {ours}: leave one of them out")
-        group = PLACED.get(ours, ours.partition("@")[0])
+        if of_set := OF_SET.fullmatch(ours):
+            sign = sign or "+"
+        group = of_set[1] if of_set else PLACED.get(ours, ours.partition("@")[0])
         if equals and value.lower() in NONE and (ours in PLACED or ours in MAY_BE_ABSENT):  # Hydra has no word for that
             found += [f"~{group}@{ours}"] if ours in PLACED else []
             continue
@@ -64,11 +67,29 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
             now = TOKEN.sub(lambda token: rewards.get(token[2], token[0]), value)
         if ours != key:
             notes[key] = f"{word} is {ours}={now} here"
-        place = f"{group}@{ours}" if ours in PLACED else ours
+        place = f"{group}@{ours}" if of_set or ours in PLACED else ours
         found.append(f"{sign}{place}{equals}{now}")
     for text in notes.values():
         note(f"note: {text}")
     return found
+
+
+def sets_in(word: str) -> list[str]:
+    """Return the words that `eval.sets=[...]` is short for: the data of a set for each; any other word as it is.
+
+    A function's set has the name of the function.
+
+    >>> sets_in("eval.sets=[gsm8k,my_tasks:sums]")
+    ['eval.sets.gsm8k.data=gsm8k', 'eval.sets.sums.data=my_tasks:sums']
+    """
+    key, _, value = word.partition("=")
+    if key != SETS or "{" in value:
+        return [word]
+    values = [] if value.lower() in NONE else re.findall(r"[^\s,\[\]'\"]+", value)
+    sets = [f"{SETS}.{data.rpartition(':')[2]}.data={data}" for data in values]
+    if len({one.partition("=")[0] for one in sets}) < len(sets):
+        raise ConfigError(f"{word} has one name twice: leave one out, or name it yourself, as {SETS}.NAME.data=gsm8k")
+    return sets
 
 
 def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:

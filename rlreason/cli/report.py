@@ -102,7 +102,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     lines = [report.question, report.summary, ""]
     measured = [table for table in report.tables if table.title == TOLD_APART]
     lines += [aligned([table.head, *table.rows]) for table in measured]
-    for verdict in [] if measured else report.verdicts:
+    for verdict in [one for one in report.verdicts if one.of_set or not measured]:
         word = "" if verdict.difference is None else f"{verdict.word}: "  # the sentence says that nothing is compared
         lines.append(f"{word}{verdict.sentence}")
     lines += ["", *forecast_text(forecasts)] if forecasts else []

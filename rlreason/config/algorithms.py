@@ -201,6 +201,9 @@ class BestOfNConfig(EvalJobConfig):
             yield f"n_list={numbers} must hold numbers in rising order, once each: try [1,4,8]"
         elif samples is not None and 0 < samples < max(numbers):
             yield f"samples={samples} is less than the best of {max(numbers)} in n_list={numbers} needs: set it to null"
+        if self.eval.sets:
+            sets = f"eval.sets=[{','.join(self.eval.sets)}]"
+            yield f"{sets} with algorithm=best_of_n, which asks one set of problems: choose algorithm=evaluate"
         if self.scorer is not None and not names_function(self.scorer):
             yield f"scorer={self.scorer} must be module:function, as in scorer=my_scores:length, or null"
 

@@ -43,8 +43,12 @@ def leaves(settings: Any, prefix: str = "", around: tuple[tuple[str, Any], ...] 
     for one in fields(settings):
         value, key, metadata = getattr(settings, one.name), f"{prefix}{one.name}", metadata_of(kind, one.name)
         conditions = around + tuple((part, settings) for part in conditions_of(metadata))
-        if is_dataclass(value):
-            yield from leaves(value, f"{key}.", conditions)
+        groups = {f"{key}.": value} if is_dataclass(value) else {}
+        if isinstance(value, dict):  # of groups by name, or of plain values
+            groups = {f"{key}.{name}.": part for name, part in value.items() if is_dataclass(part)}
+        if groups:
+            for place, part in groups.items():
+                yield from leaves(part, place, conditions)
         else:
             default = one.default if one.default_factory is MISSING else one.default_factory()
             yield Leaf(key, value, default, metadata, conditions)

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from copy import copy
+from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar, Self, TypeGuard
 
 from rlreason.config.data import DataConfig
 from rlreason.config.groups import (
@@ -41,8 +42,8 @@ class EvalSamplingConfig:
 
 
 @dataclass
-class EvalConfig:
-    """How a model is prompted and graded, apart from how it is trained; null: as in training."""
+class EvalSetConfig:
+    """How problems are asked and graded: null is as in training, and in `eval.sets` as the run's own evaluation."""
 
     prompt: PromptConfig | None = text(None, "an option of `prompt`, whose settings are then below eval.prompt")
     reward: str | None = text(
@@ -56,8 +57,20 @@ class EvalConfig:
     final_problems: int | None = count(
         None, "those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
     )
-    samples: int | None = count(None, "per problem; null: 1", MADE, only_if="reads_eval_samples")
+    samples: int | None = count(None, "per problem; null: 1", MADE, only_if="here is not eval or reads_eval_samples")
+
+
+@dataclass
+class EvalConfig(EvalSetConfig):
+    """How a model is prompted and graded, apart from how it is trained; null: as in training."""
+
     card: str | None = choice("leaderboard", "compliance.md checks a training by its rules", None, only_if="trains")
+    sets: dict[str, EvalSetConfig] = text(
+        {},
+        "more validation sets, as [gsm8k,math]; below eval.sets.NAME stand data, prompt, reward, sampling, problems, "
+        "final_problems and samples of each, null: as above",
+        takes="list of data, or settings by name",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,10 @@ class RunConfig(AnyRunConfig):
 
     def rules(self) -> Iterator[str]:
         """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
+        for name, run in self.by_set().items():
+            if self.eval.sets[name].data is None:
+                yield f"eval.sets.{name} has no data: give it some, as eval.sets.{name}.data=gsm8k"
+            yield from (of_set(name, line) for line in run.problems())
         prompt, data, last = self.eval.prompt, self.eval.data, self.eval.final_problems
         for key, fit in OF_MPS.items() if self.device == "mps" else ():
             if (value := attrgetter(key)(self)) not in fit:
@@ -180,6 +197,22 @@ class RunConfig(AnyRunConfig):
         """Whether responses given with the data are graded or imitated."""
         return self.uses_training_data and self.data.filter == "correct"
 
+    def by_set(self) -> dict[str, Self]:
+        """Return this run as it measures each of `eval.sets`: with the settings of that set in place of `eval`'s."""
+        runs, own = dict[str, Self](), self.eval
+        for name, asked in own.sets.items():
+            given, numbers = (
+                {one.name: value for one in fields(part) if (value := getattr(part, one.name)) is not None}
+                for part in (asked, asked.sampling)
+            )
+            given |= {"sampling": replace(own.sampling, **numbers), "card": None, "sets": {}}
+            given.setdefault("final_problems", None if "problems" in given else own.final_problems)
+            runs[name] = run = copy(self)
+            vars(run).update(eval=replace(own, **given), split="validation")
+            if "samples" in given:
+                vars(run)["samples"] = None  # which is short for eval.samples
+        return runs
+
     # What the conditions of settings ask (`only_if`); `here` is one of the groups prompt, eval.prompt, data, eval.data.
 
     @property
@@ -197,7 +230,7 @@ class RunConfig(AnyRunConfig):
         alone = self.model.made_on_the_spot and Path(here.file).stem not in SHARED_WARM_START
         if here is self.prompt:
             return self.reads_traces or alone
-        return alone and here.file != self.prompt.file
+        return alone and here is self.eval.prompt and here.file != self.prompt.file
 
     @property
     def reads_data(self) -> bool:
@@ -214,7 +247,8 @@ class RunConfig(AnyRunConfig):
 
     def compares_ground_truths(self, here: DataConfig) -> bool:
         """Whether the built-in comparison grades the ground truths of this data before they are used."""
-        counted = judges(self)[:1] + ([(self.prompt.reward, self.data)] if self.samples_to_learn else [])
+        counted = [judges(run)[0] for run in (self, *self.by_set().values())]
+        counted += [(self.prompt.reward, self.data)] if self.samples_to_learn else []
         return any(data is here and not is_own(reward, data) for reward, data in counted)
 
     @property
@@ -264,16 +298,22 @@ class RunConfig(AnyRunConfig):
         """The optimizer; None if nothing is trained."""
         return getattr(self, "optimizer", None)
 
-    def responses_saved(self) -> int:
-        """About how many responses are written: those of the last evaluation."""
+    @property
+    def responses_at_the_end(self) -> int:
+        """About how many responses the last evaluation samples, without those of `eval.sets`."""
         evaluation = self.evaluation
         return evaluation.samples * (evaluation.final_problems or self.problems_there or UNKNOWN_PROBLEMS)
+
+    def responses_saved(self) -> int:
+        """About how many responses are written: those of the last evaluation."""
+        return sum(run.responses_at_the_end for run in (self, *self.by_set().values()))
 
     def data_read(self) -> dict[str, DataConfig]:
         """Every data set that the run reads, by its setting."""
         own = self.eval.data
         trained = {"data": self.data} if own is None or self.uses_training_data else {}
-        return trained if own is None else trained | {"eval.data": own}
+        read = trained if own is None else trained | {"eval.data": own}
+        return read | {f"eval.sets.{name}.data": of.data for name, of in self.eval.sets.items() if of.data is not None}
 
     @property
     def problems_on_the_way(self) -> int | None:
@@ -316,6 +356,7 @@ def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
     evaluation = run.evaluation
     named = [(evaluation.reward, evaluation.data)]
     named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
+    named += [judges(of)[0] for of in run.by_set().values()]
     return named + ([(run.prompt.reward, run.data)] if run.judges_to_learn else [])
 
 
@@ -345,3 +386,21 @@ def naming_eval_settings(run: Any, group: str) -> Iterator[None]:
         if own is None:
             raise
         raise type(error)(as_eval(group, str(error), own)) from error
+
+
+def of_set(name: str, text: str) -> str:
+    """Rewrite a text about settings of `eval` for `eval.sets.NAME`, which has the same keys.
+
+    >>> of_set("math", "eval.data.limit=0: lower it")
+    'eval.sets.math.data.limit=0: lower it'
+    """
+    return type(text)(re.sub(r"(?<![\w./])eval\.(?!sets\.)", f"eval.sets.{name}.", text))
+
+
+@contextmanager
+def naming_set(name: str) -> Iterator[None]:
+    """Attribute errors in settings of `eval` to those of `eval.sets.NAME`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise type(error)(of_set(name, str(error))) from error

@@ -18,7 +18,7 @@ from rlreason.config.algorithms import BestOfNConfig, DiscoverConfig, EIConfig, 
 from rlreason.config.groups import engine_here
 from rlreason.config.leaves import flat, leaves, resource_dir, typed_word
 from rlreason.config.rules import broken_rules
-from rlreason.config.run import AnyRunConfig
+from rlreason.config.run import AnyRunConfig, EvalSetConfig
 from rlreason.errors import Absent, ConfigError
 from rlreason.objectives.objective import own_loss_config
 
@@ -195,7 +195,10 @@ def as_config(settings: Mapping[str, Any], anew: Collection[str] = ()) -> DictCo
     kept = OmegaConf.create({key: value for key, value in settings.items() if key not in anew})
     setting_of = partial(OmegaConf.select, kept, throw_on_resolution_failure=False)
     config = OmegaConf.structured(SCHEMAS["schema"][str(settings["algorithm"])])
-    for place in ("model", "data", "eval.data"):
+    sets = [f"eval.sets.{name}" for name in setting_of("eval.sets") or ()]
+    for place in sets:
+        OmegaConf.update(config, place, EvalSetConfig)
+    for place in ("model", "data", "eval.data", *(f"{place}.data" for place in sets)):
         node, kinds = setting_of(place), SCHEMAS[f"schema/{place.rpartition('.')[2]}"].values()
         fitting = [kind for kind in kinds if node and node.keys() <= {field.name for field in fields(kind)}]
         if fitting:

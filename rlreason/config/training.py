@@ -150,9 +150,10 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 
     def responses_evaluated(self) -> int:
         """Approximately: those of the evaluations on the way, and of the last one."""
-        evaluation, last, every = self.evaluation, super().responses_saved(), self.eval_every
+        evaluation, last, every = self.evaluation, self.responses_at_the_end, self.eval_every
         evaluations = 2 if every == 0 else (self.n_steps or 0) // every + 2 if every else UNKNOWN_EVALUATIONS
-        return evaluations * (evaluation.samples * evaluation.problems if evaluation.problems else last) + last
+        own = evaluations * (evaluation.samples * evaluation.problems if evaluation.problems else last) + last
+        return own + sum(run.responses_evaluated() for run in self.by_set().values())
 
     def describe_batch(self, n_steps: int) -> str:
         """Describe what one step learns from; `n_steps`: steps of the whole run."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rlreason.config.data import (
     CountdownConfig,
@@ -18,7 +19,7 @@ from rlreason.config.data import (
 )
 from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
-from rlreason.config.run import RunConfig, as_eval, naming_eval_settings
+from rlreason.config.run import RunConfig, as_eval, naming_eval_settings, naming_set, of_set
 from rlreason.data.prompts import check_template, filter_correct, with_traces
 from rlreason.data.sources import (
     GROUND_TRUTH,
@@ -43,6 +44,9 @@ from rlreason.types import Problem
 
 Problems = list[Problem]
 Splits = tuple[Problems, Problems]  # train, validation
+Fill = Callable[[str], str]  # writes a question into a prompt
+Judges = Mapping[str, Grader]  # by the names of `eval.sets`
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def with_ids(tables: Sequence[Table]) -> list[Problems]:
@@ -71,12 +75,13 @@ def subset(problems: Problems, limit: int | None, seed: int) -> Problems:
 
 
 def without_overlap(
-    train: Problems, validation: Sequence[Problem], policy: str, fill: Callable[[str], str], say: Say
+    train: Problems, validation: Sequence[Problem], policy: str, fill: Fill, say: Say, what: str = "validation"
 ) -> Problems:
     """Return the training problems. `policy` for a question in both: refuse (`DataError`), drop, or allow it.
 
-    Questions are compared by `question_key`, which ignores case, punctuation, width and a label in front. `fill`
-    writes a question into the run's prompt, to recognise rows that give their whole prompt.
+    `what`: a word for the other questions. Questions are compared by `question_key`, which ignores case, punctuation,
+    width and a label in front. `fill` writes a question into the run's prompt, to recognise rows that give their whole
+    prompt.
     """
 
     def keys(p: Problem) -> list[str]:
@@ -88,13 +93,13 @@ def without_overlap(
     if not shared:
         return train
     pairs = few([f"{a} is {b}" for a, b in shared.items()], 3)
-    found = f"{len(shared)} training questions are validation questions too ({pairs})"
+    found = f"{len(shared)} training questions are {what} questions too ({pairs})"
     rest = [p for p in train if p.id not in shared]
     if policy == "refuse" or (policy == "drop" and not rest):
         cure = "drop takes them out of the training data, allow keeps them"
         raise DataError(f"data.overlap={policy}: {found}: {cure}, or give other files")
     if policy == "allow":
-        say(f"! {found}, and data.overlap=allow keeps them: validation accuracy may be memory")
+        say(f"! {found}, and data.overlap=allow keeps them: {what} accuracy may be memory")
         return train
     say(f"! {found}: dropped from the training data")
     return rest
@@ -256,9 +261,7 @@ def check_ground_truths(
     return [p for p in problems if p.id not in wrong or data.bad_gold == "keep"]
 
 
-def with_ground_truths(
-    data: DataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
-) -> Splits:
+def with_ground_truths(data: DataConfig, train: Problems, validation: Problems, fill: Fill, say: Say) -> Splits:
     """Look up ground truths for rows of files without one, where requested or needed to filter.
 
     They are found by question in data.ground_truth, or else in the usual splits and the validation data. `fill` writes
@@ -322,14 +325,50 @@ class Loaded(NamedTuple):
     train: Problems
     validation: Problems
     sizes: dict[str, int]
+    sets: Mapping[str, Problems] = NONE  # of each of `eval.sets`
 
 
-def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | None = None, say: Say = print) -> Loaded:
+def own_validation(run: RunConfig, say: Say) -> Problems:
+    """Read the problems of `eval.data`."""
+    own, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
+
+    def note(text: str) -> None:
+        say(as_eval("data", text, own))
+
+    with naming_eval_settings(run, "data"):
+        problems = read_splits(own, note, traces=False, validation_only=True)[1]
+        return with_ground_truths(own, [], problems, fill, note)[1]
+
+
+def load_sets(run: RunConfig, judges: Judges, say: Say) -> dict[str, Problems]:
+    """Load the problems of each of `eval.sets`; `judges` check their ground truths, as in `load_data`."""
+    sets = dict[str, Problems]()
+    for name, asked in run.by_set().items():
+
+        def note(text: str, name: str = name) -> None:
+            say(of_set(name, f"{name}: {text}"))
+
+        with naming_set(name):
+            problems = own_validation(asked, note)
+            with naming_eval_settings(asked, "data"):
+                sets[name] = check_ground_truths(problems, judges.get(name), asked.evaluation.data, note)
+        note_repetitions(sets[name], name, judges.get(name), say)
+    return sets
+
+
+def load_data(
+    run: RunConfig,
+    *,
+    grader: Grader | None = None,
+    judge: Grader | None = None,
+    judges: Judges = NONE,
+    say: Say = print,
+) -> Loaded:
     """Load the problems of a run, with a note on everything that is left out; a run that only measures has none to
     train on.
 
-    With a grader, ground truths are checked: of validation by `judge`, which grades evaluations, and of train where
-    it is sampled from.
+    With a grader, ground truths are checked: of validation by `judge`, which grades evaluations, of each of `eval.sets`
+    by its own of `judges`, and of train where it is sampled from.
     """
     judge, data, sizes = judge or grader, run.data, dict[str, int]()
     if run.reads_traces:
@@ -341,19 +380,15 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
         train = train if run.uses_training_data else []
         train, validation = with_ground_truths(data, train, validation, fill, say)
     if run.eval.data is not None:
-        own, fill_own = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
-
-        def note(text: str) -> None:
-            say(as_eval("data", text, own))
-
-        with naming_eval_settings(run, "data"):
-            validation = read_splits(own, note, traces=False, validation_only=True)[1]
-            validation = with_ground_truths(own, [], validation, fill_own, note)[1]
+        validation = own_validation(run, say)
     if bad := too_many_problems(run, len(validation if run.trains or not run.uses_training_data else train)):
         raise ConfigError("\n".join(bad))
+    sets = load_sets(run, judges, say)
     if run.uses_training_data:
         sizes["train_read"] = len(train)
         train = without_overlap(train, validation, data.overlap, fill, say)
+        for name, asked in sets.items():
+            train = without_overlap(train, asked, data.overlap, fill, say, f"eval.sets.{name}")
         if data.pass_rates is not None:
             train = by_pass_rate(train, data, Path(data.pass_rates).expanduser(), say)
         if run.reads_traces:
@@ -374,4 +409,4 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     if run.uses_training_data:
         train = subset(train, data.limit, run.seed)
         sizes["train"] = len(train)
-    return Loaded(train, validation, sizes | {"validation": len(validation)})
+    return Loaded(train, validation, sizes | {"validation": len(validation)}, sets)

@@ -1,7 +1,7 @@
 """Build the rollout engine of a run from its `rollout` settings."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +44,12 @@ def demand_of(
     if run.samples_training_data:
         lengths += [len(prompt_ids(p)) + run.asking.sampling.max_tokens for p in train]
     return Demand(max(lengths, default=0), max(run.responses_per_step, at_once, 1))
+
+
+def largest(demands: Iterable[Demand]) -> Demand:
+    """Return the demand that covers all of these."""
+    sizes = [(demand.longest, demand.rows) for demand in demands]
+    return Demand(*map(max, zip(*sizes, strict=True)))
 
 
 def make_engine(

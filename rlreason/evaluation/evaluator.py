@@ -63,6 +63,32 @@ class Evaluator:
         return [str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples]
 
 
+#: The metrics of each of `eval.sets`, as eval/NAME/accuracy.
+OF_SETS = (
+    "accuracy", "accuracy_low", "accuracy_high", "format", "truncated", "length", "problems", "questions", "samples",
+    "solved_once", "grading_failures",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationSet:
+    """A set of problems and how it is measured: one of `eval.sets`, when the run's own is; "" is that one."""
+
+    name: str
+    evaluator: Evaluator
+    interim_problems: list[Problem]  # a subset of the final ones
+    final_problems: list[Problem]
+
+    def problems(self, last: bool) -> list[Problem]:
+        """Return those of the last evaluation, or of one on the way."""
+        return self.final_problems if last else self.interim_problems
+
+    def figures(self, samples: Sequence[ScoredResponse]) -> dict[str, float]:
+        """Compute the `eval/NAME/...` metrics of graded responses to some of its problems."""
+        metrics = eval_metrics(samples, [], questions_of(self.final_problems))
+        return {f"eval/{self.name}/{name}": metrics[key] for name in OF_SETS if (key := f"eval/{name}") in metrics}
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     """One evaluation of a training run."""
@@ -72,6 +98,7 @@ class Evaluated:
     whole: dict[str, int | float]  # eval/... of all problems: in the last evaluation, the whole split
     last: bool  # whether these are the whole split
     step: int  # after which it was done
+    sets: dict[str, int | float] = field(default_factory=dict)  # eval/NAME/... of all problems of `eval.sets`
 
 
 @dataclass
@@ -85,7 +112,13 @@ class Validation:
     monitors: Monitors
     counters: Counters
     console: Console
+    sets: Sequence[ValidationSet] = ()  # measured besides
     history: list[Evaluated] = field(default_factory=list)
+
+    def problems_asked(self, last: bool) -> int:
+        """Return the number of problems of an evaluation, `eval.sets` included."""
+        own = self.final_problems if last else self.interim_problems
+        return len(own) + sum(len(one.problems(last)) for one in self.sets)
 
     def evaluate(self, step: int, last: bool = False) -> None:
         """Sample, score, warn and record: the interim problems, or the `last` time all. `step`: how many are done."""
@@ -100,17 +133,24 @@ class Validation:
             mismatches = mismatches_of(samples, sampling)
             whole = metrics = evaluator.figures(samples, mismatches, problems, step, self.monitors)
         if problems is not self.interim_problems:  # whose metrics alone are comparable over the run
-            places = {p.id: place for place, p in enumerate(problems)}
-            interim = [s for p in self.interim_problems for s in samples[places[p.id] * n :][:n]]
+            interim = answers_to(self.interim_problems, samples, n)
             metrics = eval_metrics(interim, mismatches_of(interim, sampling), questions_of(self.interim_problems))
-        self.counters.eval_step += 1
-        self.counters.pace["problem"] = (time.monotonic() - began) / max(len(problems), 1)
-        final = {name.replace("eval/", "final/"): value for name, value in whole.items() if last}
-        self.records.metrics(self.counters.row() | metrics | final)
         again = bool(self.history) and self.history[-1].step == step  # the evaluation that was due here ended the run
-        update = self.counters.train_step if again else None
+        update, sets, row = self.counters.train_step if again else None, dict[str, int | float](), dict(metrics)
+        for one in self.sets:
+            asks, each, asked = one.evaluator, one.evaluator.settings.samples, one.problems(last)
+            with self.console.wait(f"evaluation on {one.name}"), self.counters.clock.phase("eval"):
+                answers = asks.rollouts.sample(asked, asks.sampling, each, PURPOSE)
+            sets |= one.figures(answers)
+            row |= one.figures(answers_to(one.interim_problems, answers, each))
+            prompts = asks.prompts(answers)
+            self.records.responses(f"{EVALS}/{one.name}", step, answers, asked, update=update, prompts=prompts)
+        row |= {f"final/{name.removeprefix('eval/')}": value for name, value in (whole | sets).items() if last}
+        self.counters.eval_step += 1
+        self.counters.pace["problem"] = (time.monotonic() - began) / max(self.problems_asked(last), 1)
+        self.records.metrics(self.counters.row() | row)
         self.records.responses(EVALS, step, samples, problems, update=update, prompts=evaluator.prompts(samples))
-        self.history.append(Evaluated(interim[::n], metrics, whole, last, step))
+        self.history.append(Evaluated(interim[::n], metrics, whole, last, step, sets))
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the evaluations so far, with the texts of the first and the newest, which are shown in the end."""
@@ -124,6 +164,12 @@ class Validation:
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Resume from this state."""
         self.history += msgspec.convert(state, list[Evaluated])
+
+
+def answers_to(problems: Sequence[Problem], samples: Sequence[Sample], n: int) -> list[Sample]:
+    """Return the responses to some of the problems that were asked, n to each, in the order of these problems."""
+    places = {s.group: place for place, s in enumerate(samples[::n])}
+    return [s for p in problems for s in samples[places[p.id] * n :][:n]]
 
 
 #: Settings of `grading` that are not part of a protocol, with the reason. All others and those of `sampling` are, so

@@ -10,14 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from rlreason.config.data import DataConfig
 from rlreason.config.groups import GradingConfig
 from rlreason.config.rules import wrong_values
-from rlreason.config.run import RunConfig
+from rlreason.config.run import RunConfig, judges
 from rlreason.errors import ConfigError
 from rlreason.grading.answers.compare import Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
@@ -345,10 +345,11 @@ class Graders:
     training: Grader
     evaluation: Grader
     second: Grader | None  # by the evaluation prompt's reward, where another reward counts
+    sets: Mapping[str, Grader] = field(default_factory=dict)  # of each of `eval.sets`
 
     def all(self) -> list[Grader]:
         """Return each grader once."""
-        return list(dict.fromkeys(filter(None, (self.training, self.evaluation, self.second))))
+        return list(dict.fromkeys(filter(None, (self.training, self.evaluation, self.second, *self.sets.values()))))
 
     def close(self) -> None:
         """End their workers."""
@@ -365,11 +366,13 @@ def make_graders(run: RunConfig, incidents: Path) -> Graders:
     counts = reward_name_of(evaluation.reward, evaluation.data)
     second = reward_name_of(evaluation.prompt_reward, evaluation.data) if evaluation.prompt_reward else ""
     training = reward_name_of(run.prompt.reward, run.data) if run.judges_to_learn else counts
-    names = {counts, second, training} - {""}
+    sets = {name: reward_name_of(*judges(asked)[0]) for name, asked in run.by_set().items()}
+    names = {counts, second, training, *sets.values()} - {""}
     graders = {name: Grader(run.grading, name, log_path=incidents) for name in names}
     for grader in graders.values():
         grader.start()
-    return Graders(graders[training], graders[counts], graders.get(second))
+    of_sets = {name: graders[reward] for name, reward in sets.items()}
+    return Graders(graders[training], graders[counts], graders.get(second), of_sets)
 
 
 def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:

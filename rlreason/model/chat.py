@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import prompt_renderer, template_of
 from rlreason.config.model import ModelConfig
-from rlreason.config.run import RunConfig, naming_eval_settings
+from rlreason.config.run import RunConfig, naming_eval_settings, naming_set
 from rlreason.errors import ConfigError
 from rlreason.model.parameters import load_tokenizer
 from rlreason.model.policy import Policy
@@ -127,6 +127,9 @@ def check_prompts(run: RunConfig) -> None:
     if run.eval.prompt is not None:
         with naming_eval_settings(run, "prompt"):
             _check_prompt(run.eval.prompt, run.model)
+    for name, asked in run.by_set().items():
+        with naming_set(name), naming_eval_settings(asked, "prompt"):
+            _check_prompt(asked.evaluation.prompt, run.model)
 
 
 def _check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
-from rlreason.config.run import UNKNOWN_PROBLEMS, RunConfig
+from rlreason.config.run import RunConfig
 from rlreason.runtime.machine import Device, place_of
 
 CHUNK = 512  # positions whose logits exist at once: model/log_probs.py
@@ -201,13 +201,13 @@ class Workload:
 def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Workload:
     """Return the workload of a run; `prompt`: tokens of its longest prompt, if known."""
     settings: Any = run
-    model, rollout, trains, evaluation, place = run.model, run.rollout, run.trains, run.evaluation, place_of()
+    model, rollout, trains, place = run.model, run.rollout, run.trains, place_of()
     on_gpu, weights = device.kind == "cuda", 2 if model.weights == "bfloat16" else 4
     half = model.dtype in ("bfloat16", "float16") or (model.dtype == "auto" and on_gpu and device.bf16)
     lora, trained, gradients = model.lora, 0, 0
     prompt = prompt or (TINY_PROMPT if model.made_on_the_spot else PROMPT)
-    problems = evaluation.final_problems or run.problems_there or UNKNOWN_PROBLEMS
-    sampled = [Sampled(problems * evaluation.samples, evaluation.samples, evaluation.sampling.max_tokens)]
+    asked = [(one.responses_at_the_end, one.evaluation) for one in (run, *run.by_set().values())]
+    sampled = [Sampled(responses, of.samples, of.sampling.max_tokens) for responses, of in asked]
     tokens = most = run.micro_batch_tokens
     if run.samples_to_learn:
         most = min(most, shape.context, prompt + run.sampling.max_tokens)

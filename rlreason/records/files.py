@@ -70,7 +70,7 @@ class ResponseFile(NamedTuple):
     """
 
     path: Path
-    kind: str  # ROLLOUTS, EVALS or RESPONSES
+    kind: str  # ROLLOUTS, EVALS, EVALS/NAME or RESPONSES
     step: int | None = None
     update: int | None = None
 
@@ -92,6 +92,11 @@ def response_files(folder: Path, kind: str) -> list[ResponseFile]:
         if (match := _STEP_FILE.fullmatch(path.name))
     ]
     return sorted(step_files, key=lambda file: (file.step, file.update or -1))
+
+
+def sets_of(folder: Path) -> list[str]:
+    """Return the validation sets (`eval.sets`) whose responses are in a run folder, below `evals/`."""
+    return sorted(path.name for path in (folder / EVALS).glob("*/"))
 
 
 PACKED = ".gz"  # suffix of a compressed file

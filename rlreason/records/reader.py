@@ -26,7 +26,7 @@ from rlreason.records.files import (
 from rlreason.records.rows import Row
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.streams import print_stderr
-from rlreason.runtime.text import redacted, shorten, visible
+from rlreason.runtime.text import few, redacted, shorten, visible
 
 DIVERGED = 5
 #: The exit code of each status.
@@ -184,15 +184,18 @@ class RunFolder:
         """Return one setting by its dotted name; None where the run has none of this name."""
         return setting_in(self.settings, key)
 
-    def grading(self, evaluates: bool = False) -> tuple[str, str | None, dict[str, Any]]:
-        """Return (reward, verifier of the data, group `grading`) of the run's responses, or of its evaluations'."""
-        reward = self.setting("prompt.reward")
-        if evaluates:
-            reward = self.setting("eval.reward") or self.setting("eval.prompt.reward") or reward
+    def grading(self, evaluates: bool = False, of_set: str = "") -> tuple[str, str | None, dict[str, Any]]:
+        """Return (reward, verifier of the data, group `grading`) of the run's responses, or of its evaluations'.
+
+        `of_set`: one of `eval.sets`.
+        """
+        groups = (f"eval.sets.{of_set}", "eval") if evaluates else ()
+        keys = [f"{group}.{name}" for name in ("reward", "prompt.reward") for group in groups]
+        reward = next(filter(None, map(self.setting, [*keys, "prompt.reward"])), None)
         if not reward:
             raise ConfigError(f"{self.path} has no prompt.reward: give the folder of a run that grades responses")
-        data = "eval.data" if evaluates and self.setting("eval.data") else "data"
-        return str(reward), self.setting(f"{data}.verifier"), dict(self.setting("grading") or {})
+        data = next((group for group in groups if self.setting(f"{group}.data")), "")
+        return str(reward), self.setting(f"{data}.data.verifier".lstrip(".")), dict(self.setting("grading") or {})
 
     @property
     def status(self) -> str | None:
@@ -232,23 +235,29 @@ class RunFolder:
         """Return the saved training steps, oldest first."""
         return response_files(self.path, files.ROLLOUTS)
 
-    def evaluations(self) -> list[ResponseFile]:
-        """Return the saved evaluations of a training run, oldest first."""
-        return response_files(self.path, files.EVALS)
+    def evaluations(self, of_set: str = "") -> list[ResponseFile]:
+        """Return the saved evaluations of a training run, oldest first; or those of one of `eval.sets`, of any run."""
+        if not of_set:
+            return response_files(self.path, files.EVALS)
+        kind = f"{files.EVALS}/{of_set}"
+        by_job = [self.path / kind / name for name in (files.RESPONSES, files.UNFINISHED)]
+        return response_files(self.path, kind) or [ResponseFile(path, kind) for path in by_job if path.is_file()][:1]
 
-    def responses(self, step: int | None = None, rollouts: bool = False) -> ResponseFile:
+    def responses(self, step: int | None = None, rollouts: bool = False, of_set: str = "") -> ResponseFile:
         """Return the responses of a job that does not train, or of a training run's last evaluation, or of `step`.
 
-        `rollouts`: those that a training run learned from, not its evaluations.
+        `rollouts`: those that a training run learned from, not its evaluations. `of_set`: to one of `eval.sets`.
         """
         for name in (files.RESPONSES, files.UNFINISHED):
-            if step is None and not rollouts and (path := self.path / name).is_file():
+            if step is None and not (rollouts or of_set) and (path := self.path / name).is_file():
                 return ResponseFile(path, files.RESPONSES)
-        saved = self.rollouts() if rollouts else [*self.rollouts(), *self.evaluations()]
+        saved = [*([] if of_set else self.rollouts()), *([] if rollouts else self.evaluations(of_set))]
         if found := [file for file in saved if step is None or (file.step == step and file.update is None)]:
             return found[-1]
         if step is None or not saved:
-            raise ConfigError(f"{self.path} holds no such responses: give a run's folder, with --step one that trains")
+            have = f" (sets: {few(names)})" if (names := files.sets_of(self.path)) else ""
+            cure = "give a run's folder, with --step one that trains"
+            raise ConfigError(f"{self.path} holds no such responses{have}: {cure}")
         steps = sorted({file.step or 0 for file in saved})
         raise ConfigError(f"--step {step}: {self.path} saved the steps {', '.join(map(str, steps))}: choose one")
 
@@ -288,7 +297,8 @@ def contents_of(run: RunFolder) -> dict[str, dict[str, Any]]:
     metrics = dict[str, Any]()
     for number, row in enumerate(run.metrics, 1):
         metrics |= {f"row {number}'s {name}": value for name, value in without_clock(row).items()}
-    saved = [file.path for file in [*run.rollouts(), *run.evaluations()]]
+    of_sets = [file for name in files.sets_of(run.path) for file in run.evaluations(name)]
+    saved = [file.path for file in [*run.rollouts(), *run.evaluations(), *of_sets]]
     saved += [run.path / files.RESPONSES] if (run.path / files.RESPONSES).is_file() else []
     weights = sorted(run.model.glob("*.safetensors")) if run.model else []
     return {

@@ -26,6 +26,7 @@ from rlreason.records.files import (
     newest_good,
     read_state,
     response_files,
+    sets_of,
 )
 from rlreason.records.reader import RunFolder, settings_in
 from rlreason.runtime.files import explained, removed, write_whole
@@ -154,9 +155,12 @@ def drop_later(folder: Path, state: Mapping[str, Any]) -> int:
             write_whole(path, "".join(kept))
     evaluated = {evaluation["step"] for evaluation in state["parts"]["validation"]}
     later = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["step"]]
-    later += [file for file in response_files(folder, EVALS) if file.update or file.step not in evaluated]
+    kinds = [EVALS, *(f"{EVALS}/{name}" for name in sets_of(folder))]
+    files = [file for kind in kinds for file in response_files(folder, kind)]
+    later += [file for file in files if file.update or file.step not in evaluated]
     with explained(folder):
-        for path in (*(file.path for file in later), *folder.glob("*/*.partial"), folder / MODEL, folder / CURVES):
+        partial = [*folder.glob("*/*.partial"), *folder.glob(f"{EVALS}/*/*.partial")]
+        for path in (*(file.path for file in later), *partial, folder / MODEL, folder / CURVES):
             removed(path)
     return dropped
 

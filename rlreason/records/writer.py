@@ -151,7 +151,7 @@ class RunWriter:
                     row["trainer_log_probs"] = [round(lp, 5) for lp in s.log_probs]
                 rows.append(row)
             path = self.folder / kind / files.step_name(step, update)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_rows(path, rows)
             self.loggers.table(kind, step, rows[:ROWS_SENT])
 
@@ -181,7 +181,8 @@ class RunWriter:
         with held():
             write_status(self.folder, summary["status"], summary.get("reason", ""))
             self._write_summary(summary)
-            (self.folder / files.UNFINISHED).unlink(missing_ok=True)  # all that it holds is written
+            for log in (self.folder / files.UNFINISHED, *self.folder.glob(f"{files.EVALS}/*/{files.UNFINISHED}")):
+                log.unlink(missing_ok=True)  # all that it holds is written
         self.loggers.finish(summary)
         if self.loggers.failed:
             self._write_summary(summary | {"failed_loggers": self.loggers.failed})

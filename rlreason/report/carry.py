@@ -82,8 +82,9 @@ def carry(folder: Path) -> Carried:
     takes, chosen, apart = False, None, None
     text = f"keeps the default {reference.typed}: no other setting had a larger mean"
     if best is not reference:
-        chosen = verdicts_of(replace(study, among=half(study.settings, CHOOSING)))[study.settings.index(best) - 1]
-        [apart] = verdicts_of(replace(study, settings=[reference, best], among=half(study.settings, COMPARING)))
+        choosing, comparing = (half(study.settings, which) for which in (CHOOSING, COMPARING))
+        chosen = verdicts_of(replace(study, among=choosing), sets=False)[study.settings.index(best) - 1]
+        [apart] = verdicts_of(replace(study, settings=[reference, best], among=comparing), sets=False)
         takes = chosen.outcome == "better" and chosen.difference is not None and chosen.difference.over != PROBLEMS
         text = f"keeps the default {reference.typed}: of {best.typed}, which has the largest mean: {chosen.sentence}"
         if takes:

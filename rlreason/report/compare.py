@@ -73,6 +73,7 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "setting": verdict.typed[0],
         "reference": verdict.typed[1],
+        "set": verdict.of_set,
         "difference": difference.mean if difference else None,
         "low": difference.low if difference else None,
         "high": difference.high if difference else None,

@@ -52,6 +52,7 @@ class Verdict:
     outcome: str = ""  # better, worse, cannot tell or same, by the interval alone; "" if not compared
     clusters: str = ""  # "7 subjects", if the difference is by them
     headline: str = ""  # of HEADLINES, where the word alone would say too much or too little
+    of_set: str = ""  # one of `eval.sets`; "" is the run's own validation
 
 
 @dataclass(frozen=True, slots=True)

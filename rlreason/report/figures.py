@@ -90,6 +90,13 @@ def limits_of(runs: Sequence[Series], far: float) -> tuple[float, float]:
     return float(shown.min()), float(shown.max())
 
 
+def figures_with_sets(study: Study) -> list[Figure]:
+    """Return `FIGURES` with the accuracy on each of `eval.sets`, which come after the first."""
+    first, *others = FIGURES
+    named = {f"eval/{name}/accuracy": f"Accuracy on {name}" for name in study.sets}
+    return [first, *(replace(first, name=key, title=title, large=False) for key, title in named.items()), *others]
+
+
 def figures_for_paper(study: Study, metrics: Sequence[str], x: str, labels: Mapping[str, str]) -> list[Figure]:
     """Plot these metrics of `metrics.jsonl`, or all of the page, against x, which the study was read with.
 
@@ -98,7 +105,7 @@ def figures_for_paper(study: Study, metrics: Sequence[str], x: str, labels: Mapp
     names = sorted({name for run in study.runs for name in run.series})
     if x not in (*PAPER_AXES, *names):
         raise ConfigError(f"--x {x} is no key of metrics.jsonl: give one of {few([*PAPER_AXES, *names], 99)}")
-    known, wanted = {one.name: one for one in FIGURES}, list[Figure]()
+    known, wanted = {one.name: one for one in figures_with_sets(study)}, list[Figure]()
     for metric in metrics or known:
         like = known.get(metric.partition("/")[2], Figure(metric, metric, "", "~g"))
         figure = known.get(metric) or replace(like, name=metric, source=metric)

@@ -11,7 +11,7 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError, DataError
 from rlreason.health.watch import findings_of
-from rlreason.records.files import CONFIG, RESPONSES, ResponseFile
+from rlreason.records.files import CONFIG, RESPONSES, ResponseFile, sets_of
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.content import Series
 from rlreason.report.study import (
@@ -92,16 +92,26 @@ def read_run(folder: Path, state: RunState, note: Note, x: str = "") -> StudyRun
                 run.series[name] = Series(xs, values[finite])
         run.totals = {axis: float(run.series[name].y[-1]) for axis, name in AXES.items() if name in run.series}
         run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
+    for name in sets_of(folder):
+        protocol = (run.summary.get("sets") or {}).get(name, {}).get("protocol") or {}
+        algorithm = {"algorithm": run.settings.get("algorithm")}  # the others decide the run's own protocol
+        run.sets[name] = replace(run, protocol=protocol, settings=algorithm, sets={})
+        read_answers(run.sets[name], reader, reader.evaluations(name), note)
     files = reader.evaluations()
     if not files and (folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
         files = [ResponseFile(folder / RESPONSES, RESPONSES)]
+    read_answers(run, reader, files, note)
+    return run
+
+
+def read_answers(run: StudyRun, reader: RunFolder, files: Sequence[ResponseFile], note: Note) -> None:
+    """Read a run's first and last evaluation from these files, oldest first, into it."""
     if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
         run.start = answers_of(files[0], reader)
     if files and run.state not in (RUNNING, WAITING) and run.accuracy is None:
         run.final = answers_of(files[-1], reader)
     elif run.ended and run.accuracy is None:
-        note(f"{folder} has lost the responses of its final evaluation: it is not compared")
-    return run
+        note(f"{run.folder} has lost the responses of its final evaluation: it is not compared")
 
 
 def answers_of(file: ResponseFile, reader: RunFolder) -> Answers:

@@ -3,6 +3,7 @@
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from rlreason.evaluation.cases import category
 from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
 from rlreason.report.content import NONE, PLUS_MINUS, SIGNS, TABLES, Case, Report, Table, Verdict, filled
-from rlreason.report.figures import figures_of, forest_of, legend_of
+from rlreason.report.figures import figures_of, figures_with_sets, forest_of, legend_of
 from rlreason.report.study import RUNNING, Setting, Study, clusters_of, correctness, in_common
 from rlreason.report.verdicts import (
     NO_TRAINING,
@@ -38,11 +39,14 @@ Measured = tuple[Setting, tuple[float, float, float], dict[int, str]]
 
 def build_report(study: Study) -> Report:
     """Build the whole report of a study."""
-    verdicts, details = verdicts_of(study), list[tuple[str, str | Table]]()
+    every, sets, details = verdicts_of(study), study.sets, list[tuple[str, str | Table]]()
+    verdicts = on_set(every, "")
     if protocol := next((run.protocol for run in study.runs if run.protocol), None):
         rows = [[name, shorten(str(value), LONGEST)] for name, value in protocol.items()]
         note = "Of the first run that has one; a verdict is refused, or says so, where another part differs."
         details.append((MEASURED, Table(MEASURED, ["part", "value"], rows, note=note)))
+    summaries = [summary_of(verdicts, study)]
+    summaries += [f"On {name}: {summary_of(found, of)}" for name, of in sets.items() if (found := on_set(every, name))]
     cards = defaultdict[str, list[str]](list)
     for one in study.settings:
         path = one.runs[0].folder / OBJECTIVE
@@ -54,14 +58,16 @@ def build_report(study: Study) -> Report:
     tables = [
         measured_table(study, measured),
         settings_table(study, verdicts),
+        sets_table(study, every),
         effects_table(study, verdicts),
         passes_table(study),
+        *(replace(table, title=f"pass@k on {name}") for name, of in sets.items() if (table := passes_table(of))),
         health_table(study),
     ]
     return Report(
         name=study.name,
         question=study.question,
-        summary=summary_of(verdicts, study),
+        summary=" ".join(summaries),
         lead=filled(
             "lead.txt.j2",
             study=study,
@@ -70,10 +76,10 @@ def build_report(study: Study) -> Report:
             answered=max(len(run.final) for run in study.runs),
         ),
         legend=legend_of(study, verdicts),
-        verdicts=verdicts,
+        verdicts=every,
         facts=facts_of(study),
         warnings=[*warnings_of(study), *study.notes, *study.carried],
-        figures=figures_of(study),
+        figures=figures_of(study, figures_with_sets(study)),
         tables=[*filter(None, tables)],
         models=[
             {
@@ -158,8 +164,9 @@ def warnings_of(study: Study) -> Iterator[str]:
             yield f"There are too few {fact}s of like size to tell what goes by them."
     if any(run.settings.get("data.overlap") == "allow" for run in study.runs):
         yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
-    failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
-    if failed := sum(float(series.y.sum()) for series in failures):
+    series = [of for run in study.runs for of in run.series.items()]
+    failures = [of for name, of in series if name.startswith("eval/") and name.endswith("/grading_failures")]
+    if failed := sum(float(of.y.sum()) for of in failures):
         yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
     names = {"code": "code", "hardware": "graphics card or processor", "packages": "library versions"}
     for key, name in names.items():
@@ -191,20 +198,9 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     head = ["setting", "accuracy", "difference", "verdict", "seeds", "time a run", "tokens a run"]
     rows = []
     for one, verdict in zip(study.settings, [None, *verdicts], strict=True):
-        accuracy, difference, word = NONE, NONE, "reference"
-        if one.accuracies:
-            mean, low, high = accuracy_of(one) or (0.0, 0.0, 0.0)  # its ends are kept within 0 and 1
-            accuracy = f"{percent(mean)}\n{PLUS_MINUS} {size(max(mean - low, high - mean))}"
-        if verdict is not None:
-            word = f"{SIGNS[verdict.word]} {verdict.word}"
-            if (d := verdict.difference) is not None:
-                word += f"\n{p_text(verdict.adjusted_p or 0.0)}"
-                difference = f"{signed(d.mean)}\n{PLUS_MINUS} {size(d.half)}"
         rows.append([
             one.label,
-            accuracy,
-            difference,
-            word,
+            *judged_cells(one, verdict),
             f"{sum(run.ended for run in one.runs)} of {len(one.runs)}",
             _mean_of([run.seconds for run in one.runs], duration),
             _mean_of([run.totals.get("tokens") for run in one.runs], millions),
@@ -214,6 +210,36 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         "seeds and problems, with one seed over problems only; a difference's is by the kinds that its verdict names."
     )
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6}), note)
+
+
+def judged_cells(one: Setting, verdict: Verdict | None) -> tuple[str, str, str]:
+    """Return a setting's accuracy, its difference from the reference and the verdict; None: it is the reference."""
+    accuracy, difference, word = NONE, NONE, "reference"
+    if one.accuracies:
+        mean, low, high = accuracy_of(one) or (0.0, 0.0, 0.0)  # its ends are kept within 0 and 1
+        accuracy = f"{percent(mean)}\n{PLUS_MINUS} {size(max(mean - low, high - mean))}"
+    if verdict is not None:
+        word = f"{SIGNS[verdict.word]} {verdict.word}"
+        if (d := verdict.difference) is not None:
+            word += f"\n{p_text(verdict.adjusted_p or 0.0)}"
+            difference = f"{signed(d.mean)}\n{PLUS_MINUS} {size(d.half)}"
+    return accuracy, difference, word
+
+
+def on_set(verdicts: Sequence[Verdict], name: str) -> list[Verdict]:
+    """Return the verdicts on one of `eval.sets`; "" are those on the runs' own validation."""
+    return [verdict for verdict in verdicts if verdict.of_set == name]
+
+
+def sets_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
+    """Return each setting's accuracy and verdict on each of `eval.sets`; None without any."""
+    rows = []
+    for name, of in study.sets.items():
+        of_set = on_set(verdicts, name)
+        rows += [[one.label, name, *judged_cells(one, v)] for one, v in zip(of.settings, [None, *of_set], strict=True)]
+    head = ["setting", "set", "accuracy", "difference", "verdict"]
+    note = "As in the table of settings; p by Holm's correction over all settings and sets, the runs' own included."
+    return Table("Validation sets", head, rows, frozenset({2, 3}), note) if rows else None
 
 
 def measured_of(study: Study) -> list[Measured]:
@@ -277,7 +303,7 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
 
 def judged_settings(study: Study) -> dict[Key, Judged]:
     """Return each setting's accuracy and verdict for the table at the end of a sweep."""
-    words = [REFERENCE, *(verdict.word for verdict in verdicts_of(study))]
+    words = [REFERENCE, *(verdict.word for verdict in on_set(verdicts_of(study), ""))]
     return {one.key: (accuracy_of(one), word) for one, word in zip(study.settings, words, strict=True)}
 
 

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class StudyRun:
     findings: Sequence[Finding] = ()  # those of `rlreason health`
     summary: Mapping[str, Any] = field(default_factory=dict)  # summary.json, or {}
     provenance: Mapping[str, Any] = field(default_factory=dict)  # provenance.json, or {}
+    sets: dict[str, "StudyRun"] = field(default_factory=dict)  # this run as measured on each of `eval.sets`
 
     @property
     def state(self) -> str:
@@ -117,6 +118,10 @@ class Setting:
                 means.append(float(np.mean(shares)) if shares else 0.0)
         return means
 
+    def on(self, name: str) -> "Setting":
+        """Return this setting as measured on one of `eval.sets`."""
+        return replace(self, runs=[run.sets[name] for run in self.runs if name in run.sets], best_of=0)
+
     @property
     def finals(self) -> list[Answers]:
         """Return the final evaluations of its runs that have one."""
@@ -163,6 +168,13 @@ class Study:
     def each(self) -> list[tuple[Setting, StudyRun]]:
         """Return all runs with their settings."""
         return [(setting, run) for setting in self.settings for run in setting.runs]
+
+    @property
+    def sets(self) -> dict[str, "Study"]:
+        """Return this study on each of `eval.sets` that the reference has and another setting too; none chose here."""
+        have = [{name: None for run in one.runs for name in run.sets} for one in self.settings]
+        shared = [name for name in have[0] if any(name in others for others in have[1:] or have)]
+        return {name: replace(self, settings=[one.on(name) for one in self.settings], among=None) for name in shared}
 
 
 def labels_of(keys: Sequence[Key]) -> list[str]:
@@ -254,6 +266,7 @@ MEASURED_BY = (
 #: Parts of a protocol that name no setting -> settings and groups that decide them, without those of training alone.
 DECIDED_BY = {"data": ("data", "eval.data", "split"), "problems": ("data", "eval", "eval_problems", "split")}
 OF_TRAINING = ("data.train", "data.limit", "data.n_train", "data.filter", "data.pass_rate", "data.min_pass_rate")
+OF_SETS = "eval.sets."  # each of which is judged by itself
 
 
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -280,7 +293,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
         behind = [
             f"{name}: {setting_text(first.settings.get(name))} and {setting_text(run.settings.get(name))}"
             for name in {**first.settings, **run.settings}
-            if is_below(name, roots) and not name.startswith(OF_TRAINING)
+            if is_below(name, roots) and not name.startswith((*OF_TRAINING, OF_SETS))
             if first.settings.get(name) != run.settings.get(name)
         ]
         lines += behind

@@ -199,12 +199,21 @@ def widest(
     return found, by
 
 
-def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
-    """Return a verdict for each setting but the reference, in order, by Holm over all comparisons."""
-    found = [pair(one, study) for one in study.settings[1:]]
+def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN, sets: bool = True) -> list[Verdict]:
+    """Return a verdict for each setting but the reference, in order, by Holm over all comparisons.
+
+    `sets`: then also on each of `eval.sets`, and Holm is over settings and sets.
+    """
+    asked = {"": study, **(study.sets if sets else {})}
+    found = [pair(one, of) for of in asked.values() for one in of.settings[1:]]
+    names = [name for name, of in asked.items() for _ in of.settings[1:]]
     adjusted = holm([one.difference.p for one in found if isinstance(one, Pairing)])
     p_of, n = iter(adjusted), len(adjusted)
-    return [_verdict(one, next(p_of), n, equal_within) if isinstance(one, Pairing) else one for one in found]
+    verdicts = [_verdict(one, next(p_of), n, equal_within) if isinstance(one, Pairing) else one for one in found]
+    return [
+        replace(verdict, of_set=name, sentence=f"On {name}: {verdict.sentence}") if name else verdict
+        for name, verdict in zip(names, verdicts, strict=True)
+    ]
 
 
 def not_told_apart(settings: Sequence[Setting], study: Study) -> list[dict[int, str]]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,17 +12,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.leaves import leaves, template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
-from rlreason.config.run import Asking, EvalProtocolConfig, RunConfig
+from rlreason.config.run import Asking, EvalProtocolConfig, RunConfig, naming_set
 from rlreason.config.training import TrainingConfig
 from rlreason.data.prepare import Loaded, load_data, read_splits, subset
 from rlreason.data.prompts import ProblemSampler, trace_text
 from rlreason.data.sources import fingerprint
 from rlreason.data.tasks import texts_in
 from rlreason.engines.base import Engine, Sampling, tags_in
-from rlreason.engines.build import check_engine, demand_of, make_engine
+from rlreason.engines.build import check_engine, demand_of, largest, make_engine
 from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
-from rlreason.evaluation.evaluator import Evaluator
+from rlreason.evaluation.evaluator import Evaluator, ValidationSet
+from rlreason.grading import Grader
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.chat import PromptEncoder, check_prompts, end_of_turn, prompt_facts, remarks
 from rlreason.model.memory import shape_of
@@ -142,6 +143,7 @@ class Components:
     sampling: Sampling
     scorer: LogProbScorer  # at training's temperature
     evaluator: Evaluator
+    sets: list[ValidationSet]  # `eval.sets`
     train_problems: list[Problem]
     eval_problems: list[Problem]  # of the evaluations on the way
     final_problems: list[Problem]  # of the last one, or of a job that does not train; a superset of eval_problems
@@ -174,7 +176,8 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
     graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
     try:
         with console.wait("reading the data"):
-            loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
+            by_set, judge = graders.sets, graders.evaluation
+            loaded = load_data(run, grader=graders.training, judge=judge, judges=by_set, say=console.say)
             try_own_rewards(run, graders, loaded)
             stories = read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
         train, validation = loaded.train, loaded.validation
@@ -183,24 +186,37 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         with console.wait("loading the model, measuring the prompts"):
             policy = make_policy(run, stories)
             set_threads(run, policy)
-            prompt_ids, eval_prompt_ids = PromptEncoder(policy, asking.prompt), PromptEncoder(policy, evaluation.prompt)
+            prompt_ids = PromptEncoder(policy, asking.prompt)
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
                 prompt_ids.check(train)
                 train = fitting(run, policy, "train", train, [len(prompt_ids(p)) for p in train], console)
-            eval_prompt_ids.check(validation)
-            sizes = [len(eval_prompt_ids(p)) for p in validation]
-            validation = fitting(run, policy, "validation", validation, sizes, console)
+            eval_prompt_ids, validation = asked_prompts(run, policy, validation, console)
+            sets = dict[str, tuple[RunConfig, PromptEncoder, list[Problem]]]()
+            for name, asked_by in run.by_set().items():
+                with naming_set(name):
+                    sets[name] = (asked_by, *asked_prompts(asked_by, policy, loaded.sets[name], console))
         start = teach_habits(run, policy, stories, console)
         if run.trains:
             set_trained(run.model, policy, run.seed)
         with console.wait("starting the engine"):
-            asked = run, prompt_ids, eval_prompt_ids, train, validation
-            engine = make_engine(run, policy, folder, console.say, lambda: demand_of(*asked))
+            asked = [(run, prompt_ids, eval_prompt_ids, train, validation)]
+            asked += [(of, ids, ids, [], problems) for of, ids, problems in sets.values()]
+            engine = make_engine(run, policy, folder, console.say, lambda: largest(demand_of(*one) for one in asked))
     except BaseException:
         graders.close()
         raise
     common = run.seed, console.part
-    eval_rollouts = Rollouts(engine, graders.evaluation, eval_prompt_ids, *common, graders.second, clock, "eval")
+
+    def validation_set(
+        name: str, of: RunConfig, ids: PromptEncoder, problems: list[Problem], grader: Grader
+    ) -> ValidationSet:
+        second = None if name else graders.second
+        rollouts, asks = Rollouts(engine, grader, ids, *common, second, clock, "eval"), of.evaluation
+        evaluator = Evaluator(asks, rollouts, make_sampling(asks, policy), make_scorer(of, asks, policy))
+        counts = asks.problems, asks.final_problems
+        return ValidationSet(name, evaluator, *(evaluation_problems(asks, problems, count) for count in counts))
+
+    own = validation_set("", run, eval_prompt_ids, validation, graders.evaluation)
     return Components(
         policy=policy,
         engine=engine,
@@ -208,17 +224,13 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         rollouts=Rollouts(engine, graders.training, prompt_ids, *common, clock=clock),
         sampling=make_sampling(asking, policy),
         scorer=make_scorer(run, asking, policy),
-        evaluator=Evaluator(
-            evaluation,
-            eval_rollouts,
-            make_sampling(evaluation, policy),
-            make_scorer(run, evaluation, policy),
-        ),
+        evaluator=own.evaluator,
+        sets=[validation_set(name, *of, graders.sets[name]) for name, of in sets.items()],
         train_problems=train,
-        eval_problems=evaluation_problems(evaluation, validation, evaluation.problems),
-        final_problems=evaluation_problems(evaluation, validation, evaluation.final_problems),
+        eval_problems=own.interim_problems,
+        final_problems=own.final_problems,
         start=start,
-        data_hash=fingerprint([*train, *validation]),
+        data_hash=fingerprint([*train, *validation, *(p for *_, problems in sets.values() for p in problems)]),
         sizes=loaded.sizes | {"train": len(train), "validation": len(validation)},
     )
 
@@ -236,17 +248,18 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
         with console.wait("starting the loggers"):
             records.loggers.start(run.logger, records.folder, asdict(run), resumes)
     records.add_provenance(facts)
-    asks = components.evaluator.settings
-    evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
     console.say(f"records    {records.folder}")
     console.say(f"model      {run.model.name}: {components.policy.describe()}")
-    console.say(f"evaluates  {evaluated}, {asks.samples} per problem")
+    named = [("evaluates", components.evaluator), *((one.name, one.evaluator) for one in components.sets)]
+    for name, asks in ((name, evaluator.settings) for name, evaluator in named):
+        evaluated = f"data={asks.data.name}, prompt={asks.prompt.name}, {asks.sampling.describe()}"
+        console.say(f"{name:<10} {evaluated}, {asks.samples} per problem")
 
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
     settings = own_functions(run)
-    for grader in graders.all():
+    for grader in replace(graders, sets={}).all():
         if grader.plugin:
             judges_validation = grader is graders.evaluation or not loaded.train
             answer = (loaded.validation if judges_validation else loaded.train)[0].answer
@@ -257,6 +270,16 @@ def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
                     f"answer {answer[:40]!r}: {grader.why_not(grade)}: fix it, or make it faster than "
                     f"grading.timeout_s={run.grading.timeout_s:g} s"
                 )
+
+
+def asked_prompts(
+    run: RunConfig, policy: Policy, problems: list[Problem], console: Console
+) -> tuple[PromptEncoder, list[Problem]]:
+    """Return the encoder of the prompts of evaluations, and the problems whose prompts fit, all of which it checks."""
+    prompt_ids = PromptEncoder(policy, run.evaluation.prompt)
+    prompt_ids.check(problems)
+    sizes = [len(prompt_ids(p)) for p in problems]
+    return prompt_ids, fitting(run, policy, "validation", problems, sizes, console)
 
 
 def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
@@ -376,6 +399,7 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
     prompts = {"prompt": run.asking.prompt}
     if run.evaluation.prompt is not run.asking.prompt:
         prompts["eval.prompt"] = run.evaluation.prompt
+    prompts |= {f"eval.sets.{one.name}": one.evaluator.settings.prompt for one in components.sets}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend else sorted(tokenizer.get_vocab().items())
     types = {"products": policy.compute_dtype, "head": policy.head_dtype, "weights": policy.weights}

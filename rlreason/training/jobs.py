@@ -49,14 +49,14 @@ from rlreason.grading import Grader
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
-from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RATES, RESPONSES
+from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, EVALS, PASS_RATES, RESPONSES
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row, write_rows
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.statistics import bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.text import few
 from rlreason.training.build import Components, build_components, start_records
-from rlreason.training.progress import common_summary, print_accuracies, print_responses
+from rlreason.training.progress import common_summary, print_accuracies, print_responses, sets_summary
 from rlreason.types import Problem, Sample, SampleFigures
 
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
@@ -115,6 +115,7 @@ def answered(
     answers = respond(run, evaluator, problems, log, records, console)
     samples = answers.samples
     monitors = Monitors(1, console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
+    sets = figures_of_sets(run, components, weights, records, console)
     metrics = evaluator.figures(samples, answers.mismatches, problems, None, monitors)
     metrics["eval/tokens_per_second"] = records.clock.overall().get("perf/eval_tokens_per_second", 0.0)
     write_pass_rates(records.folder / PASS_RATES, problems, samples, n)
@@ -136,7 +137,7 @@ def answered(
         named = {CATEGORY_TEXTS[name]: row for name, row in more["categories"].items()}
         lengths = figure_lines(metrics, asks.sampling.max_tokens, more["ungraded"])
         tables = [share_table("category", named), lengths]
-    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
+    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics | sets)
     status, reason = monitors.reason_to_stop() or ("finished", "")
     summary = common_summary(components, metrics, protocol, monitors, records.clock) | {
         "status": status,
@@ -145,6 +146,7 @@ def answered(
         "truncated": metrics["eval/truncated"],
         "tokens_per_second": round(metrics["eval/tokens_per_second"], 1),
         **more,
+        **sets_summary(components, sets),
         "eval_problems": len(problems),
         "problems_kept_from_before": finished_before,
         "weights": weights,
@@ -160,6 +162,21 @@ def answered(
     folder = records.folder
     console.say(f"\nall responses: {folder / RESPONSES}; to read some: python -m rlreason inspect {folder}")
     return metrics["eval/accuracy"]
+
+
+def figures_of_sets(
+    run: EvalJobConfig, components: Components, weights: str, records: RunWriter, console: Console
+) -> dict[str, float]:
+    """Let the model answer each of `eval.sets`, record the responses as the run's own, and return the metrics."""
+    figures = dict[str, float]()
+    for one in components.sets:
+        asks, problems, place = one.evaluator.settings, one.final_problems, f"{EVALS}/{one.name}"
+        (records.folder / place).mkdir(parents=True, exist_ok=True)
+        identity = f"protocol {protocol_of(asks, problems, components.policy.tokenizer)['hash']}, weights {weights}"
+        log = ResponseLog(records.folder / place, identity, problems, asks.samples)
+        answers = respond(run, one.evaluator, problems, log, records, console, f"{place}/{RESPONSES}")
+        figures |= one.figures(answers.samples)
+    return figures
 
 
 def write_pass_rates(path: Path, problems: Sequence[Problem], samples: Sequence[SampleFigures], n: int) -> None:
@@ -179,8 +196,9 @@ def respond(
     log: ResponseLog,
     records: RunWriter,
     console: Console,
+    file: str = RESPONSES,
 ) -> Answers:
-    """Sample, score and record the responses to all problems, but for those in the log.
+    """Sample, score and record in `file` the responses to all problems, but for those in the log.
 
     That is done block by block, each as large as its tokens may be at once in memory; most evaluations are one.
     """
@@ -193,7 +211,7 @@ def respond(
 
     at_once = max(min(BLOCK_TOKENS // sampling.max_tokens, BLOCK), 4 * run.rollout.max_rows)
     size = max(1, at_once // n)
-    with records.growing(RESPONSES) as write:
+    with records.growing(file) as write:
         for first in range(0, len(problems), size):
             block = problems[first : first + size]
             left, began = [p for p in block if p.id not in log.samples], time.monotonic()

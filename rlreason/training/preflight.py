@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rlreason.config.data import GymConfig
 from rlreason.config.groups import WITHOUT_VLLM
-from rlreason.config.leaves import needs, template_of
+from rlreason.config.leaves import leaves, needs, template_of
 from rlreason.config.run import RunConfig, judges, naming_eval_settings
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
@@ -35,7 +35,7 @@ def assumed_prompt(run: RunConfig) -> int | None:
     """
     if run.model.made_on_the_spot:
         return None
-    prompts = (run.evaluation.prompt, run.asking.prompt)
+    prompts = [run.asking.prompt, *(one.evaluation.prompt for one in (run, *run.by_set().values()))]
     return PROMPT + max(math.ceil(len(template_of(prompt.file)) / CHARACTERS) for prompt in prompts)
 
 
@@ -83,7 +83,8 @@ def space_needed(run: RunConfig) -> Space:
         if run.optimizes_by:
             trained = trained_numbers(shape, per_weight, run.model.freeze, lora.rank, lora.targets)
             moments = moment_bytes(*trained, run.optimizes_by)
-    longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
+    longest = max(one.evaluation.sampling.max_tokens for one in (run, *run.by_set().values()))
+    longest = max(run.sampling.max_tokens, longest)
     saved, most = model if getattr(run, "save_model", False) else 0, run.checkpoints_at_once
     # Most responses end before the limit.
     certain = saved + run.responses_saved() * (PER_RESPONSE + PER_TOKEN * (longest // 2))
@@ -116,15 +117,13 @@ def memory_for(runs: Sequence[RunConfig], device: Device) -> list[str]:
 
 def own_functions(run: RunConfig) -> dict[str, str]:
     """Return `module:function` -> the setting that names it, of every function of the user's own."""
-    keys = {run.prompt.reward: "prompt.reward", run.eval.reward: "eval.reward"}
-    if run.eval.prompt:
-        keys.setdefault(run.eval.prompt.reward, "eval.prompt.reward")
+    keys = {leaf.value: leaf.key for leaf in reversed([*leaves(run)]) if leaf.key.endswith(".reward")}  # the first
     functions = {}
     for reward, data in judges(run):
         if ":" in reward:  # it also grades data with a verifier
             functions[reward] = f"{keys[reward]}={reward}"
         elif data.verifier:
-            key = "data" if data is run.data else "eval.data"
+            key = next(key for key, read in {"data": run.data, **run.data_read()}.items() if read is data)
             functions[reward_name_of(reward, data)] = f"{key}.verifier={data.verifier}"
     if scorer := getattr(run, "scorer", None):
         functions[scorer] = f"scorer={scorer}"

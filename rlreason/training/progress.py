@@ -14,6 +14,7 @@ from rlreason.config.training import BudgetConfig
 from rlreason.engines.rollouts import rollout_metrics
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.cases import case_text, reasons
+from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import Protocol, format_accuracy
 from rlreason.grading import Grader
 from rlreason.grading.grader import grading_metrics
@@ -160,11 +161,24 @@ def common_summary(
     }
 
 
+def sets_summary(components: Components, metrics: Mapping[str, float], last: bool = True) -> dict[str, Any]:
+    """Return each of `eval.sets` for a summary, with its protocol; `last`: all its problems were asked. {} without."""
+    sets, tokenizer = dict[str, Any](), components.policy.tokenizer
+    for one in components.sets:
+        prefix, problems = f"eval/{one.name}/", one.problems(last)
+        figures = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+        sets[one.name] = figures | {"protocol": protocol_of(one.evaluator.settings, problems, tokenizer)}
+    return {"sets": sets} if sets else {}
+
+
 def print_accuracies(console: Console, summary: Mapping[str, Any], loggers: Loggers) -> None:
     """Print the accuracies of a summary as they should be quoted, and where each logging service has the run."""
     low, high = summary["accuracy_interval"]
     console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
     for line in describe_accuracies(summary["accuracy"], summary):
         console.say(line)
+    for name, of in summary.get("sets", {}).items():
+        ends = of["accuracy_low"], of["accuracy_high"], of["protocol"], of.get("questions")
+        console.say(f"{name}: {format_accuracy(of['accuracy'], *ends)}")
     for name, place in loggers.places.items():
         console.say(f"logger     {name}: {place}")

@@ -35,7 +35,7 @@ from rlreason.training.build import (
     start_records,
 )
 from rlreason.training.learner import Learner
-from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies
+from rlreason.training.progress import LOST, SHOWN_CHARS, common_summary, print_accuracies, sets_summary
 from rlreason.training.trainer import Trainer
 
 SWEEP_NEXT = "  python -m rlreason -m sweep=grpo_learning_rate   # five learning rates: which is better, by how much"
@@ -95,7 +95,9 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, limit)
         for name, warning in run.warnings().items():
             monitors.warn(0, name, warning)
-        validation = Validation(components.evaluator, validate, last, records, monitors, counters, console)
+        validation = Validation(
+            components.evaluator, validate, last, records, monitors, counters, console, components.sets
+        )
         yield Trainer(run, components, batches, learner, validation)
 
 
@@ -142,7 +144,9 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     settings, tokenizer = components.evaluator.settings, components.policy.tokenizer
     problems = components.final_problems if last.last else components.eval_problems
     protocol = protocol_of(settings, problems, tokenizer)
+    sets = sets_summary(components, last.sets, last.last)
     summary = common_summary(components, last.whole, protocol, trainer.monitors, trainer.clock) | {
+        **sets,
         "status": status,
         "reason": reason,
         "accuracy_before": first.metrics["eval/accuracy"],

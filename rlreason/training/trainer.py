@@ -148,8 +148,8 @@ class Trainer(Resumable):
             return stopped
         if self.steps_done >= self.batches.n_steps:
             return "finished", ""
-        parts, counters = self.components, self.counters
-        problems = len(parts.final_problems) + (len(parts.eval_problems) if self.evaluation_due() else 0)
+        counters, asked = self.counters, self.validation.problems_asked
+        problems = asked(last=True) + (asked(last=False) if self.evaluation_due() else 0)
         spent = budget_spent(self.run.budget, self.steps_done, counters.row(), counters.pace, problems)
         return ("budget", spent) if spent else None
 
