@@ -1,5 +1,7 @@
-"""The typed settings of a run from its overrides."""
+"""The typed settings of a run, from its overrides or from those of another."""
 
+import copy
+from functools import cache, reduce
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -13,8 +15,24 @@ from rlreason.errors import ConfigError
 
 def settings(*overrides: str) -> Any:
     """Compose the overrides; `ConfigError` if they break a rule, or set what nothing reads."""
+    return copy.deepcopy(_composed(*overrides))
+
+
+@cache
+def _composed(*overrides: str) -> Any:
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         run = typed(compose("config", list(overrides)), map(key_of, overrides))
         if bad := complaints(run):
             raise ConfigError("\n".join(bad.values()))
         return run
+
+
+def altered(run: Any, **settings: Any) -> Any:
+    """Return a copy of the run with other values (`group__name=value`), unchecked: composing takes a quarter second."""
+    run = copy.deepcopy(run)
+    for key, value in settings.items():
+        *groups, name = key.split("__")
+        holder = reduce(getattr, groups, run)
+        assert hasattr(holder, name), key
+        setattr(holder, name, value)
+    return run

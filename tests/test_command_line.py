@@ -53,12 +53,13 @@ LINES = [
     (["algorithm=discover", "strategy=refine", "budget.calls=null"], "budget.calls=null"),
     (["algorithm=discover", "strategy=refine", "budget.tokens=100"], "client.max_tokens"),
     # evaluations of their own
-    (["eval.prompt=r1_hero"], "r1_zero?"),
+    (["eval.prompt=r1_hero"], "r1_zero?"), (["eval.reward=:f"], "eval.reward="),
     (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
     (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
     (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
     (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
     (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
+    (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),
     (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
     # settings that nothing reads
     (["kl_estimator=k1"], "kl_estimator=k1 has no effect: it is read only where kl_placement"),
