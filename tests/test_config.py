@@ -22,7 +22,7 @@ from tests.run_settings import altered
 from tests.some import some
 
 CONF = resource_dir("conf")
-GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
+GROUPS = sorted({p.name for p in CONF.iterdir() if p.is_dir()} - {"experiment", "objective"})  # which have their own
 SWEEPS = sorted(p.stem for p in resource_dir("multirun_sweeps").glob("*.yaml"))
 
 
@@ -40,7 +40,7 @@ def words_with(group: str, option: str, folder: Path) -> list[str]:
     """Return overrides with an option and with what it needs, such as data in a `folder`."""
     words = [f"{group}={option}"]
     files = ("gsm8k", "math", "tulu_math", "jsonl", "paper")  # the last asks for longer responses than tiny can hold
-    if (group == "model" and option != "tiny") or group == "experiment" or option in (*files, "leaderboard", "chat"):
+    if (group == "model" and option != "tiny") or option in (*files, "leaderboard", "chat"):
         words.append(f"data.path={folder}")
     if option in (*files, "countdown", "reasoning_gym", "leaderboard", "chat"):
         words += ["model=smollm2_135m", *(["micro_batch_tokens=8192"] if option == "leaderboard" else [])]
@@ -80,6 +80,7 @@ def test_the_option_files_are_the_tables_of_the_formulas(composed, usual):
     tables |= {"loss": {*LOSSES, "grpo_clip_higher", "gspo_2026"}, "objective": {*NAMED, "custom"}}
     for group, names in tables.items():
         assert options(group) == sorted(names)
+    assert [pair for pair in itertools.combinations(NAMED, 2) if NAMED[pair[0]] == NAMED[pair[1]]] == []
     for loss, high in (("gspo", 4e-4), ("gspo_2026", 3e-4)):  # the paper's range, and the course's
         assert typed(composed(f"loss={loss}")).loss.numbers() == {"cliprange_low": 3e-4, "cliprange_high": high}
     for sizes, rows in (({"gradient_accumulation_steps": 8}, 32), ({"micro_batch_size": 16}, 16), ({}, None)):
