@@ -10,8 +10,9 @@ from typing import NamedTuple
 import hypothesis
 import pytest
 import torch
-from hydra import initialize_config_dir
+from hydra import compose, initialize_config_dir
 
+from rlreason.cli.flags import Request
 from rlreason.config.data import HabitsConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register
@@ -21,7 +22,6 @@ from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
 from rlreason.types import Problem
 from tests.broken_runs import Runs
-from tests.run_settings import composed_once
 from tests.starts import SMALL, Subcommands, rlreason
 
 torch.set_num_threads(1)  # several test processes share the cores
@@ -63,7 +63,7 @@ def _hydra_store() -> None:
 def composed():
     """A config from words of the command line."""
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        yield composed_once
+        yield lambda *overrides: compose(Request({}, list(overrides)).config_name, list(overrides))
 
 
 @pytest.fixture
