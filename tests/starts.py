@@ -42,6 +42,12 @@ FORKS.set_forkserver_preload(
 )
 
 
+def of_all_processes(factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder that all test processes share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 class Started:
     """A command that has begun in the folder `cwd`."""
 

@@ -25,6 +25,8 @@ from rlreason.runtime.streams import Parser
 CONF = str(resource_dir("conf"))
 USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help lists the flags"
 OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
+#: Configs of options alone, by Hydra's search path, the config's name and the options: composing takes 0.2 s.
+COMPOSED: dict[tuple[str, ...], DictConfig] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ def spelt_out(word: str) -> str:
 def composing(request: Request) -> Iterator[None]:
     """Make Hydra ready for the block to compose the request, which finds those of --config-dir."""
     register()
+    COMPOSED.clear()  # files may have changed
     folder = request.flags.get("config_dir")
     SEARCHED[:] = [("command-line", f"file://{folder}"), OWN] if folder else [OWN]
     with initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.compose import check_start, composed, composed_run, refuse_unread
+from rlreason.cli.compose import check_start, composed, composed_alike, composed_run, refuse_unread
 from rlreason.cli.flags import Request, keys_below, options_by_group, sources
 from rlreason.cli.mistakes import refuse_wrong_words
 from rlreason.cli.names import translated
@@ -144,7 +144,7 @@ def designed(
     file = replace(file, axes=dict(word.split("=", 1) for word in axes))
     grid = grid_of(words, file, carried, note)
     folder = folder or folder_of(words, grid.swept, base, base.hydra.sweeper.sweep_name)
-    return design_of(grid, file, folder, lambda overrides: composed(overrides, name), str(base.seed)), folder
+    return design_of(grid, file, folder, lambda overrides: composed_alike(overrides, name), str(base.seed)), folder
 
 
 def _checked(
