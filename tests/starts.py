@@ -36,6 +36,7 @@ FORKS.set_forkserver_preload(
         "rlreason.cli.command",
         "rlreason.training.train",
         "rlreason.training.jobs",
+        "rlreason.training.distributed",
         "matplotlib.pyplot",
         "tests.preloaded",
     ]

@@ -11,10 +11,9 @@ import pytest
 
 from rlreason import load_run
 from rlreason.engines.rollouts import sampling_work, training_work
+from rlreason.errors import ConfigError
 from rlreason.runtime.clock import Clock, Work, group_work
 from rlreason.types import Grade, Response, Sample
-from tests.small_runs import words_of
-from tests.starts import rlreason
 from tests.test_trainer import trained
 
 COUNTERS = ("time/active", "time/total")
@@ -119,12 +118,12 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
 
 def test_tokens_are_never_exceeded_once_a_step_is_known_and_more_of_them_let_a_run_go_on(tmp_path):
     """Bug: a budget is overdrawn, or a run that it ended cannot be given more."""
-    words = words_of("budget.tokens=600", "eval_problems=null", "interim_eval_problems=4")
-    assert rlreason(*words, cwd=tmp_path).returncode == 0  # 256 in a step at most, and nearly so
-    run = load_run(tmp_path / "run")
-    assert (run.status, run.summary["rollout_step"], run.summary["eval_problems"]) == ("budget", 2, 16)  # asks all
-    assert run.summary["tokens/generated"] <= 600
-    assert rlreason(*words, cwd=tmp_path).returncode == 2
-    assert rlreason("resume=run", "budget.tokens=9999", cwd=tmp_path).returncode == 0
-    run = load_run(tmp_path / "run")
-    assert (run.status, run.summary["rollout_step"]) == ("finished", 3)
+    words = ("rollout_batch_size=16", "group_size=4", "n_steps=3", "eval_every=0", "eval_problems=null")
+    words = (*words, "interim_eval_problems=4", "budget.tokens=450")  # 192 in a step at most, and nearly so
+    _, summary = trained(tmp_path, *words)
+    assert (summary["status"], summary["rollout_step"], summary["eval_problems"]) == ("budget", 2, 24)  # asks all
+    assert summary["tokens/generated"] <= 450
+    with pytest.raises(ConfigError, match="a larger budget"):
+        trained(tmp_path, *words)
+    _, summary = trained(tmp_path, *words, "budget.tokens=9999")
+    assert (summary["status"], summary["rollout_step"]) == ("finished", 3)

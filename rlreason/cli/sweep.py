@@ -103,7 +103,7 @@ def checked_stage(
     of_chain = ("sweep", "hydra.sweep.dir", "hydra.sweeper.sweep_name")
     words = [word for word in request.overrides if key_of(word) not in of_chain]
     choices = fixed([word for word in words if key_of(word) in groups])
-    keys = {one: set(keys_below(composed([f"sweep={one}", *choices], request.config_name))) for one in chain}
+    keys = {one: set(keys_below(composed_alike([f"sweep={one}", *choices], request.config_name))) for one in chain}
     elsewhere = set[str]().union(*keys.values()) - keys[stage] - groups.keys()  # settings of other stages alone
     words = [f"sweep={stage}", *(word for word in words if key_of(word) not in elsewhere)]
     words += [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
