@@ -79,7 +79,7 @@ def checked_sweep(request: Request, note: Note) -> list[CheckedSweep]:
 
 def shared_config(request: Request) -> DictConfig:
     """Return the config of what all runs of a sweep share; Hydra's part has the options of the sweep."""
-    return composed(fixed(request.overrides), request.config_name)
+    return composed_alike(fixed(request.overrides), request.config_name)
 
 
 def file_of(overrides: Sequence[str]) -> SweepFile:
