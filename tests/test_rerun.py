@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from rlreason import load_run, train
+from rlreason import compose, load_run, train
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import OneRun
 from rlreason.errors import ConfigError
@@ -19,14 +19,14 @@ from tests.test_api import TINY
 
 
 @pytest.fixture
-def left(tmp_path, monkeypatch, composed):
+def left(tmp_path, monkeypatch):
     """A function that leaves a run's folder, `runs/a`, of these words in the current folder."""
     monkeypatch.chdir(tmp_path)
 
     def leave(*words: str, folder: str = "runs/a", **facts: object) -> Path:
         place = tmp_path / folder
         place.mkdir(parents=True)
-        (place / "config.yaml").write_text(OmegaConf.to_yaml(composed(*words), resolve=True))
+        (place / "config.yaml").write_text(OmegaConf.to_yaml(compose(*words), resolve=True))
         (place / "provenance.json").write_text(json.dumps({"schema_version": 1, "directory": str(tmp_path)} | facts))
         return Path(folder)
 
