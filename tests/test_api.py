@@ -94,6 +94,7 @@ def test_an_interrupted_run_is_wound_up_and_the_interrupt_raised(tmp_path):
         tiny(folder, "n_steps=100000")
     run = load_run(folder)  # Ctrl-C in a script or notebook ends the step, as on the command line
     assert (run.status, run.accuracy, run.summary, bool(run.model)) == ("interrupted", None, {}, True)
+    assert list((folder / "checkpoints").glob(f"step_{run.metrics[-1]['rollout_step']:05d}_*"))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -13,6 +13,7 @@ import torch
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.hf import HFEngine
+from rlreason.errors import ConfigError
 from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
@@ -97,18 +98,23 @@ WORDS = (
 )  # fmt: skip
 
 
-def test_a_finished_run_keeps_models_without_moments_and_one_that_a_budget_ended_keeps_them(tmp_path):
-    """Moments are two thirds of what a finished run leaves; the model, and what is no moment, stay whole."""
-    words = (*WORDS, "checkpoint.keep_final=false", "save_model=true")
-    trained(tmp_path, *words, "n_steps=2", "budget.steps=1")
+def test_a_run_that_a_budget_ended_can_be_given_more_and_a_finished_one_keeps_models_without_moments(tmp_path):
+    """Bug: a budget of tokens is overdrawn or the last word, or moments, two thirds of a finished run's files, stay."""
+    words = (*WORDS, "checkpoint.keep_final=false", "save_model=true", "n_steps=3")
+    words += ("eval_problems=null", "interim_eval_problems=4", "budget.tokens=450")  # 192 in a step, or nearly so
+    _, summary = trained(tmp_path, *words)
+    assert (summary["status"], summary["rollout_step"], summary["eval_problems"]) == ("budget", 2, 24)  # asks all
+    assert summary["tokens/generated"] <= 450
     assert all(moments_in(path) for path in checkpoints_in(tmp_path))
-    _, summary = trained(tmp_path, *words, "n_steps=2", "budget.steps=5")
+    with pytest.raises(ConfigError, match="a larger budget"):
+        trained(tmp_path, *words)
+    _, summary = trained(tmp_path, *words, "budget.tokens=9999")
+    assert (summary["status"], summary["rollout_step"]) == ("finished", 3)
     assert summary["checkpoints"]["moments_removed"] > 0
     for path in checkpoints_in(tmp_path):
-        assert checkpoint_fault(path) == ""
-        assert not moments_in(path)
+        assert (checkpoint_fault(path), moments_in(path)) == ("", 0)
         assert (path / "model" / "model.safetensors").is_file()
-    run, config = run_of(*words, "n_steps=3", "budget.steps=5")
+    run, config = run_of(*words, "n_steps=4", "budget.tokens=9999")
     said: list[str] = []
     train(run, RunWriter(tmp_path, config, trains=True, say=said.append), Console())
     assert "checkpoint.keep_final" in "".join(said)

@@ -17,7 +17,7 @@ import pytest
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.runtime import signals
 from rlreason.runtime.files import FileLock, holder, run_lock
-from tests.starts import ENV, SMALL, Started
+from tests.starts import ENV, SMALL
 from tests.waiting import wait_for
 
 psutil = pytest.importorskip("psutil")
@@ -168,22 +168,14 @@ def test_a_start_that_wrote_nothing_leaves_no_folder_and_one_that_cannot_is_one_
         assert len(said) == 1
 
 
-@pytest.mark.parametrize("by", ["SIGTERM", pytest.param("a reader that leaves", marks=pytest.mark.long)])
-def test_a_run_that_is_stopped_ends_its_step_and_keeps_model_rows_and_curves(tmp_path, by):
-    """Bug: a stopped run loses its step, its model or its place."""
-    words = [*RUN[2:], "epochs_per_rollout=20", "loss=grpo_clip", "eval_every=1"]
-    if by == "SIGTERM":
-        started = Started(*words, cwd=tmp_path)
-        wait_for(lambda: started.process.exitcode is not None or updates(tmp_path / "run") > 2)
-        os.kill(started.process.pid, signal.SIGTERM)
-        done = started.finished()
-        assert (done.returncode, done.stderr.count("by SIGTERM after step ")) == (130, 1)
-    else:
-        argv = [sys.executable, *RUN[:2], *words]
-        with subprocess.Popen(argv, cwd=tmp_path, env=os.environ | ENV, stdout=-1, stderr=-1) as process:
-            wait_for(lambda: process.poll() is not None or updates(tmp_path / "run") > 2)
-            process.stdout.close()
-            assert process.wait(600) == 141
+@pytest.mark.long
+def test_a_run_whose_reader_leaves_ends_its_step_and_keeps_model_and_rows(tmp_path):
+    """Bug: a stopped run loses its step, its model or its place. By a signal: test_api.py and test_kills.py."""
+    command = [sys.executable, *RUN, "epochs_per_rollout=20", "loss=grpo_clip"]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENV, stdout=-1, stderr=-1) as process:
+        wait_for(lambda: process.poll() is not None or updates(tmp_path / "run") > 2)
+        process.stdout.close()
+        assert process.wait(600) == 141
     status, rows = left(tmp_path / "run")
     step = rows[-1]["rollout_step"]
     assert status["reason"].endswith(f"after step {step} of 100000")

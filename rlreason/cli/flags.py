@@ -136,8 +136,9 @@ def spelt_out(word: str) -> str:
 def composing(request: Request) -> Iterator[None]:
     """Make Hydra ready for the block to compose the request, which finds those of --config-dir."""
     register()
-    COMPOSED.clear()  # files may have changed
     folder = request.flags.get("config_dir")
+    if folder:
+        COMPOSED.clear()  # its files may have changed
     SEARCHED[:] = [("command-line", f"file://{folder}"), OWN] if folder else [OWN]
     with initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):
         yield
