@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
 
 import psutil
 import pytest
@@ -64,23 +63,6 @@ KL, CHECKPOINTING = ("kl_placement=loss", "kl_coef=0.1"), "model.gradient_checkp
 HALF = ("model.dtype=bfloat16", "model.head=bfloat16")
 
 
-class Forked:
-    """A rank forked from where its libraries are loaded, with what its leader uses of a `Popen`."""
-
-    def __init__(self, command: list[str], env: dict[str, str], stdout: IO[bytes], **_: object) -> None:
-        self.started, self.log = Started(cwd=ROOT, **env), Path(stdout.name)
-        self.kill = self.started.process.kill
-
-    def poll(self) -> int | None:
-        return self.started.process.exitcode
-
-    def wait(self, seconds: float | None = None) -> None:
-        self.started.process.join(seconds)
-        if self.poll() is None:
-            raise subprocess.TimeoutExpired("a rank", seconds)
-        self.log.write_text("".join((self.started.said / name).read_text() for name in ("out", "err")))
-
-
 CASES = {  # name -> whether the head is tied, overrides
     "replicate": (True, ("parallel=replicate", *KL, "entropy_coef=0.01")),
     "shard, checkpointing": (True, ("parallel=shard", CHECKPOINTING)),
@@ -94,7 +76,14 @@ QUICK = ("replicate", "shard, checkpointing")
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK)) for name in CASES])
 def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, monkeypatch, case):
-    instead = SimpleNamespace(Popen=Forked, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired)
+    started: list[Started] = []
+
+    def fork(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        started.append(Started(cwd=ROOT, **env))  # where its libraries are loaded
+        process = started[-1].process
+        return SimpleNamespace(poll=lambda: process.exitcode, wait=process.join, kill=process.kill)
+
+    instead = SimpleNamespace(Popen=fork, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr("rlreason.training.distributed.subprocess", instead)
     tied, words = CASES[case]
     run, _ = run_of(*WORDS, *words)
@@ -132,7 +121,8 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
         assert (ranked.weights_are_finite(), ranked.broken_moments()) == (True, set())
     finally:
         ranked.ranks.close()
-    lines = [line for path in tmp_path.glob("ranks.log") for line in path.read_text().splitlines()]
+    ended = [rank.finished() for rank in started]
+    lines = [line for rank in ended for line in (rank.stdout + rank.stderr).splitlines()]
     assert not [line for line in lines if "gemm_4bit" not in line]  # which bitsandbytes lacks where peft imports it
 
 
