@@ -37,10 +37,17 @@ FORKS.set_forkserver_preload(
         "rlreason.cli.command",
         "rlreason.training.train",
         "rlreason.training.jobs",
+        "rlreason.training.distributed",
         "matplotlib.pyplot",
         "tests.preloaded",
     ]
 )
+
+
+def of_all_processes(factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder that all test processes share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 class Started:

@@ -25,6 +25,8 @@ from rlreason.runtime.streams import Parser
 CONF = str(resource_dir("conf"))
 USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help lists the flags"
 OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
+#: Configs of options alone, by Hydra's search path, the config's name and the options: composing takes 0.2 s.
+COMPOSED: dict[tuple[str, ...], DictConfig] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ def composing(request: Request) -> Iterator[None]:
     """Make Hydra ready for the block to compose the request, which finds those of --config-dir."""
     register()
     folder = request.flags.get("config_dir")
+    if folder:
+        COMPOSED.clear()  # its files may have changed
     SEARCHED[:] = [("command-line", f"file://{folder}"), OWN] if folder else [OWN]
     with initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):
         yield
