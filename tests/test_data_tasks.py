@@ -265,7 +265,7 @@ def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():
 )
 def test_prompts_and_worked_answers_fit(task, prompt):
     """Bug: a worked answer that sampling cuts."""
-    run = settings(f"data={task}", f"prompt={prompt}", "data.n_train=1000", "data.n_validation=200", "model.width=16")
+    run = settings(f"data={task}", f"prompt={prompt}", "data.n_train=400", "data.n_validation=100", "model.width=16")
     train, validation = read_splits(run.data, print)
     policy, lessons, form = make_policy(run, train), lessons_of(run, run.model, train), format_of(run.prompt)
     taught = [trace for batch in lessons.batches(8) for _, trace in batch if "+0=" not in trace]  # no idle tails

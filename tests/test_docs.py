@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from examples.scripted_server import serving
-from rlreason.cli.compose import composed
+from rlreason.cli.compose import composed_alike
 from rlreason.cli.flags import composing, read
 from rlreason.cli.mistakes import refuse_wrong_words
 from rlreason.cli.names import sweep_options_spelt, translated
@@ -60,7 +60,7 @@ def check(words: list[str], composed_before: set[str]) -> None:
     with composing(asked):
         ours = translated(sweep_options_spelt(asked.overrides, asked.multirun), note=str)
         refuse_wrong_words(ours)
-        composed(fixed(ours), asked.config_name)
+        composed_alike(fixed(ours), asked.config_name)
 
 
 PAGES_RUN = (README, PAGES["models.md"], PAGES["evaluate.md"], PAGES["resume.md"])
