@@ -32,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs be
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it, and never stop
 
 SWEEP_OF_TWO = ("seed=0,1", "jobs=2", *SMALL, "n_steps=1", "save_model=false")
-LONGEST = ("test_subcommands", "test_config", "test_sweeps", "test_signals", "test_sweep_files", "test_rerun")
+LONGEST = ("test_subcommands", "test_sweeps", "test_hostile_programs", "test_discovery_loop", "test_docs", "test_ranks")
 PROMPT = "User: {question}\nAssistant: <think>"
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rlreason.cli.flags import COMPOSED, OWN_CONFIGS, OneRun, options_by_group, sources
+from rlreason.cli.flags import OWN_CONFIGS, OneRun, chooses, of_options, options_by_group
 from rlreason.cli.mistakes import in_one_line
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS, finds_gpus
@@ -44,26 +43,16 @@ def composed_alike(overrides: Sequence[str], name: str) -> DictConfig:
     """
     with in_one_line(overrides, name):
         words = parsed(overrides)
-    if any(word.is_hydra_override() for word in words):
-        return composed(overrides, name)
-    options = [str(word.input_line) for word in words if not _is_setting(word)]
-    place = str(GlobalHydra.instance().config_loader().get_search_path())
-    if (key := (place, name, *options)) not in COMPOSED:
-        COMPOSED[key] = composed(options, name)
-    config = copy.deepcopy(COMPOSED[key])
-    try:
-        for word in filter(_is_setting, words):
-            OmegaConf.update(config, word.key_or_group, word.value())
-    except OmegaConfBaseException:
-        return composed(overrides, name)  # which says what is wrong
-    config.hydra.overrides.task = list(overrides)
+        options = [word for word in words if chooses(word)]
+        place = str(GlobalHydra.instance().config_loader().get_search_path())
+        config = copy.deepcopy(of_options(place, name, *(str(word.input_line) for word in options)))
+        try:
+            for word in words:
+                if word not in options:
+                    OmegaConf.update(config, word.key_or_group, word.value())
+        except OmegaConfBaseException:
+            return composed(overrides, name)  # which says what is wrong
     return config
-
-
-def _is_setting(word: Override) -> bool:
-    """Return whether an override gives one value to one setting, which chooses no option."""
-    plain = not (word.is_add() or word.is_force_add() or word.is_delete() or word.is_sweep_override())
-    return plain and word.package is None and not any(source.is_group(word.key_or_group) for source in sources())
 
 
 def composed_run(
