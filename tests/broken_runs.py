@@ -4,7 +4,6 @@ They start from the shipped model, which answers some questions correctly, so th
 """
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,7 +13,7 @@ from filelock import FileLock
 
 from tests.killed import AT, SIGNAL
 from tests.run_records import differences, rows_of
-from tests.starts import rlreason
+from tests.starts import of_all_processes, rlreason
 
 Done = subprocess.CompletedProcess[str]
 START = ("algorithm=sft", "n_steps=1", "eval_every=0", "eval_problems=8", "checkpoint.every=0", "hydra.run.dir=start")
@@ -56,8 +55,7 @@ class Runs:
     """Runs in one folder. An unbroken one is run when it is first needed, once for all test processes."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
-        base = factory.getbasetemp()
-        self.shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "unbroken_runs"
+        self.shared = of_all_processes(factory) / "unbroken_runs"
         self.place = factory.mktemp("broken_runs")
         self.count = 0
 

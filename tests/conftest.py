@@ -10,19 +10,20 @@ from typing import NamedTuple
 import hypothesis
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from filelock import FileLock
 
 from rlreason.cli.flags import Request
 from rlreason.config.data import HabitsConfig
-from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register
 from rlreason.data.tasks import habit_trace, make_stories
 from rlreason.engines.hf import HFEngine
 from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
+from rlreason.training import train
 from rlreason.types import Problem
 from tests.broken_runs import Runs
-from tests.starts import SMALL, Subcommands, rlreason
+from tests.run_settings import composed as composed_once
+from tests.starts import SMALL, Subcommands, of_all_processes, rlreason
 
 torch.set_num_threads(1)  # several test processes share the cores
 hypothesis.settings.register_profile("patient", deadline=None)  # else an example that the machine holds up has failed
@@ -31,7 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs be
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it, and never stop
 
 SWEEP_OF_TWO = ("seed=0,1", "jobs=2", *SMALL, "n_steps=1", "save_model=false")
-LONGEST = ("test_subcommands", "test_config", "test_sweeps", "test_signals", "test_sweep_files", "test_rerun")
+LONGEST = ("test_subcommands", "test_sweeps", "test_hostile_programs", "test_discovery_loop", "test_docs", "test_ranks")
 PROMPT = "User: {question}\nAssistant: <think>"
 
 
@@ -48,10 +49,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_session(tmp_path_factory) -> None:
     """Start models are kept for the tests alone, by all their processes together; matplotlib's fonts stay known."""
-    base = tmp_path_factory.getbasetemp()
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     os.environ.setdefault("MPLCONFIGDIR", str(users / "matplotlib"))
-    os.environ["XDG_CACHE_HOME"] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache")
+    os.environ["XDG_CACHE_HOME"] = str(of_all_processes(tmp_path_factory) / "cache")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,11 +59,16 @@ def _hydra_store() -> None:
     register()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_curves() -> None:
+    """Runs in this process draw none: half of a small run's time. `python -m rlreason` draws them."""
+    train.draw_curves = str
+
+
 @pytest.fixture
 def composed():
     """A config from words of the command line."""
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        yield lambda *overrides: compose(Request({}, list(overrides)).config_name, list(overrides))
+    return lambda *overrides: composed_once(*overrides, name=Request({}, list(overrides)).config_name)
 
 
 @pytest.fixture
@@ -86,25 +91,29 @@ class Finished(NamedTuple):
     printed: str
 
 
-def left_by(folder: Path, *words: str) -> Finished:
-    """Run a command in a new folder."""
-    done = rlreason(*words, cwd=folder.parent)
-    assert done.returncode == 0, done.stderr
-    return Finished(folder, done.stdout)
+def left_by(factory: pytest.TempPathFactory, name: str, *words: str) -> Finished:
+    """Run a command in the new folder `name`, once for all test processes."""
+    place = of_all_processes(factory) / f"finished_{name}"
+    place.mkdir(exist_ok=True)
+    with FileLock(place / "lock"):
+        if not (printed := place / "printed").exists():
+            done = rlreason(*words, cwd=place)
+            assert done.returncode == 0, done.stderr
+            printed.write_text(done.stdout)
+    return Finished(place / name, printed.read_text())
 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory) -> Finished:
     """A finished GRPO run of two steps with two updates each, its model, its checkpoint and an evaluation a step."""
     card = ("algorithm=grpo", "loss=grpo_clip", "epochs_per_rollout=2", "checkpoint.every=1", "hydra.run.dir=run")
-    return left_by(tmp_path_factory.mktemp("finished") / "run", *SMALL, *card)
+    return left_by(tmp_path_factory, "run", *SMALL, *card)
 
 
 @pytest.fixture(scope="session")
 def finished_sweep(tmp_path_factory) -> Finished:
     """A finished sweep over two seeds, side by side, of one step each."""
-    folder = tmp_path_factory.mktemp("finished") / "sweep"
-    return left_by(folder, "-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep")
+    return left_by(tmp_path_factory, "sweep", "-m", *SWEEP_OF_TWO, "hydra.sweep.dir=sweep")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,17 @@ FORKS.set_forkserver_preload(
         "rlreason.cli.command",
         "rlreason.training.train",
         "rlreason.training.jobs",
+        "rlreason.training.distributed",
         "matplotlib.pyplot",
         "tests.preloaded",
     ]
 )
+
+
+def of_all_processes(factory: pytest.TempPathFactory) -> Path:
+    """The temporary folder that all test processes share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 class Started:
@@ -68,6 +76,14 @@ class Started:
 def rlreason(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """A finished `rlreason WORDS`, run in the folder `cwd`."""
     return Started(*words, cwd=cwd, **env).finished()
+
+
+def forked(function: Callable[..., None], *arguments: object) -> int | None:
+    """The exit code of a call in a fork of this process, which changes nothing here and has all that is imported."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 def subcommand(*words: object) -> int:

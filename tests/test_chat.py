@@ -18,28 +18,11 @@ from rlreason.training.build import make_sampling, make_traces
 from rlreason.training.warm_start import shipped
 from rlreason.types import Problem
 from tests.run_settings import settings
+from tests.starts import ROOT
 
-CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
-You are a helpful AI assistant<|im_end|>
-' }}{% endif %}{{'<|im_start|>' + message['role'] + '
-' + message['content'] + '<|im_end|>' + '
-'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
-' }}{% endif %}"""  # SmolLM2's
-
-QWEN3 = """{%- if messages[0].role == 'system' %}
-    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'user' %}{{- '<|im_start|>user\n' + message.content + '<|im_end|>\n' }}
-    {%- elif message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\n<think>\n\n</think>\n\n' + message.content.lstrip('\n') + '<|im_end|>\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
-{%- endif %}"""  # its parts that a single turn meets
-
+TEMPLATES = ROOT / "tests/chat_templates"
+CHATML = (TEMPLATES / "smollm2.jinja").read_text("utf-8")
+QWEN3 = (TEMPLATES / "qwen3.jinja").read_text("utf-8")  # its parts that a single turn meets
 ONE = Problem("one", "What is 1 + 1?", "2", solution="1+1=2")
 
 

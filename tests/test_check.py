@@ -3,9 +3,11 @@
 import inspect
 import json
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+import yaml
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.calling import first_difference
@@ -13,11 +15,11 @@ from rlreason.courses.check.functions import SUBJECTS, examine
 from rlreason.courses.check.mistakes import MISTAKES, NO_MISTAKE
 from rlreason.courses.check.runner import LOOP, course_of, findings_of, functions_of
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
-from tests.planted_bugs import BUGS, RIGHT, module_of, planted_text
 from tests.some import some
 from tests.starts import subcommand
 
-ROOT = Path(__file__).resolve().parents[1]
+HERE, ROOT = Path(__file__).parent, Path(__file__).resolve().parents[1]
+CHANGES = yaml.safe_load((HERE / "planted_bugs.yaml").read_text("utf-8"))
 OF_LOOPS = ("step", "score", "response", "share", "old", "groups")  # planted bugs show these
 OF_FUNCTIONS = [mistake for mistake in MISTAKES if mistake.step not in OF_LOOPS]
 
@@ -28,6 +30,23 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def module_of(text, name="planted"):
+    module = ModuleType(name)
+    exec(compile(text, f"{name}.py", "exec"), module.__dict__)
+    return module
+
+
+def planted(change):
+    """The right file of a change as a module that has it."""
+    text = (HERE / change["file"]).read_text("utf-8")
+    assert change["old"] in text
+    return module_of(text.replace(change["old"], change["new"]))
+
+
+def name_of(change):
+    return f"{change['function']}-{change['new'].strip()[:30]}"
 
 
 def found_in(module, name):
@@ -48,12 +67,11 @@ def test_a_right_implementation_raises_no_alarm(module):
         assert found_in(module, name)[:2] == ("ok", [])
 
 
-@pytest.mark.parametrize("variant", RIGHT, ids=lambda v: f"{v[3]}-{v[2].strip()[:30]}")
+@pytest.mark.parametrize("variant", some(CHANGES["right"], 2), ids=name_of)
 def test_another_right_way_raises_no_alarm(variant):
-    right, old, new, name, words = variant
-    state, _, notes = found_in(module_of(planted_text(right, old, new)), name)
+    state, _, notes = found_in(planted(variant), variant["function"])
     assert state == "ok"
-    assert not words or any(words in note for note in notes), notes
+    assert not variant["words"] or any(variant["words"] in note for note in notes), notes
 
 
 @pytest.mark.parametrize("body", ["raise NotImplementedError", "pass"])
@@ -75,14 +93,14 @@ def test_a_case_that_nobody_has_written_and_other_parameters_are_bugs():
         assert (state, kind in bug["kind"]) == ("bug", True)
 
 
-PLANTED = [*some([(bug,) for bug in BUGS if bug[3] == LOOP]), *some([(bug,) for bug in BUGS if bug[3] != LOOP], 8)]
+PLANTED = some([bug for bug in CHANGES["bugs"] if bug["function"] == LOOP], 4)
+PLANTED += some([bug for bug in CHANGES["bugs"] if bug["function"] != LOOP], 8)
 
 
-@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: f"{bug[3]}-{bug[2].strip()[:30]}")
+@pytest.mark.parametrize("bug", PLANTED, ids=name_of)
 def test_a_planted_bug_is_named(bug):
-    right, old, new, function, words = bug
-    _, (found,), _ = found_in(module_of(planted_text(right, old, new)), function)
-    assert words in found["kind"]
+    _, (found,), _ = found_in(planted(bug), bug["function"])
+    assert bug["words"] in found["kind"]
     assert found["where"]
 
 

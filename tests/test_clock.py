@@ -1,7 +1,6 @@
-"""Every second of a run stands in one phase, in a run that was killed too; a budget of hours or tokens ends it."""
+"""Every second of a run stands in one phase, in a run that was killed too."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -13,9 +12,6 @@ from rlreason import load_run
 from rlreason.engines.rollouts import sampling_work, training_work
 from rlreason.runtime.clock import Clock, Work, group_work
 from rlreason.types import Grade, Response, Sample
-from tests.small_runs import words_of
-from tests.starts import rlreason
-from tests.test_trainer import trained
 
 COUNTERS = ("time/active", "time/total")
 
@@ -99,32 +95,15 @@ def test_a_prompt_is_worked_on_once_for_its_group_and_three_times_with_a_backwar
     assert training_work(even[:1], 0.0, all_learn=True) == group_work(1, [2], passes=3)
 
 
-@pytest.mark.parametrize("kind", ["grpo", "sft"])
-def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
+def test_the_phases_of_a_run_add_up_to_its_wall_time(finished_run):
     """Bug: seconds that stand in no phase, or in two."""
-    words = ["algorithm=sft"] if kind == "sft" else ["rollout_batch_size=16", "group_size=4", "eval_every=1"]
-    began = time.monotonic()
-    trained(tmp_path, *words, "train_batch_size=8", "checkpoint.every=1", "n_steps=3", "eval_problems=8")
-    passed, found = time.monotonic() - began, load_run(tmp_path)
+    found = load_run(finished_run.folder)
     rows, totals = found.metrics, [row["time/total"] for row in found.metrics]
     # a row's total is read before its phases, so the sum up to a row lies between its total and the next one's
-    for until, (total, behind) in enumerate(pairwise([*totals, passed]), 1):
+    for until, (total, behind) in enumerate(pairwise(totals), 1):
         assert total - 1e-6 <= add_up(rows[:until]) <= behind + 1e-6
-    assert totals[-1] - 0.02 <= sum(found.summary["phases"].values()) <= passed + 0.02  # which are rounded
+    assert totals[-1] - 0.02 <= sum(found.summary["phases"].values()) <= found.summary["seconds"] + 0.1  # rounded
     names = {name for row in rows for name in row}
-    assert {f"time/{name}" for name in ("setup", "eval", "record", "other", "train")} <= names
+    assert {f"time/{name}" for name in ("setup", "eval", "record", "other", "train", "weight_sync")} <= names
     assert {"memory/process_peak_gb", "busy/grading", "perf/train_tokens_per_second"} <= names
-    assert ({"time/weight_sync", "perf/rollout_tokens_per_second"} <= names) == (kind != "sft")
-
-
-def test_tokens_are_never_exceeded_once_a_step_is_known_and_more_of_them_let_a_run_go_on(tmp_path):
-    """Bug: a budget is overdrawn, or a run that it ended cannot be given more."""
-    words = words_of("budget.tokens=600", "eval_problems=null", "interim_eval_problems=4")
-    assert rlreason(*words, cwd=tmp_path).returncode == 0  # 256 in a step at most, and nearly so
-    run = load_run(tmp_path / "run")
-    assert (run.status, run.summary["rollout_step"], run.summary["eval_problems"]) == ("budget", 2, 16)  # asks all
-    assert run.summary["tokens/generated"] <= 600
-    assert rlreason(*words, cwd=tmp_path).returncode == 2
-    assert rlreason("resume=run", "budget.tokens=9999", cwd=tmp_path).returncode == 0
-    run = load_run(tmp_path / "run")
-    assert (run.status, run.summary["rollout_step"]) == ("finished", 3)
+    assert "perf/rollout_tokens_per_second" in names

@@ -1,10 +1,12 @@
 """The command line before a run starts: handout names, flags, a user's own options, and mistakes in one line."""
 
 import re
+import shlex
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.command import do
@@ -16,55 +18,8 @@ from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.starts import ROOT
 from tests.sweep_folders import checked
 
-#: A wrong command line, and what its one line says.
-LINES = [
-    # options
-    (["objective=sapo"], "loss=sapo?"), (["logger=[wandb,tensorbord]"], "tensorboard?"),
-    (["hydra/launcher=x"], "rlreason[launchers]"),
-    (["-m", "loss=glob(x*)"], "loss=x*"), (["algorithm=sft", "loss=gspo"], "loss=gspo cannot be composed"),
-    # flags
-    (["loss=grpo_clip", "--config-dir", "/nope", "seed=1"], "--config-dir=/nope"),
-    (["--learning_rate=3"], "without dashes"),
-    # keys
-    (["temperature=1"], "sampling.temperature"), (["n_grpo_step=3"], "did you mean n_steps?"),
-    (["algorithm=sft", "group_size=4"], "algorithm=ei"), (["model.name=qwen3_0_6b"], "model=qwen3_0_6b"),
-    (["eval.data=jsonl", "eval.data.n_train=5"], "other options of data have it"),
-    (["model.path=x"], "other options of model have it: choose"),
-    # values
-    (["n_steps=1.5"], "n_steps=1.5"), (["sampling=0.7"], "write one of sampling.temperature"),
-    (["seed=1,2"], "names several values: add -m"), (["hydra.run.dir="], "hydra.run.dir="),
-    (["G=4", "group_size=8"], "G and group_size"), (["-m", "learning_rate=interval(1e-5,1e-3)"], "interval"),
-    # what is no override
-    (["logger=[wandb"], "'logger=[a,b]'"), (["-m", "seed=0,", "1"], "-m seed=a,b"),
-    (["seed=1", "inspect"], "inspect is no override"), (["learning_rate"], "(--help): write key=value"),
-    (["seed=1", "gspo"], ": write loss=gspo or objective=gspo"), (["seed: 3"], "seed: 3 cannot be read: write seed=3"),
-    (["resume="], "resume= names no run"),
-    # rules between settings
-    (["loss=cispo", "loss.ratio_cap=null"], "loss.ratio_cap=null"), (["model.heads=6"], "model.width=128"),
-    (["hydra.run.dir=/dev/null/x"], "/dev/null"), (["model=tiny", "data=gsm8k"], "model=tiny"),
-    (["train_batch_size=100"], "rollout_batch_size=256"), (["sampling.temperature=0"], "sampling.temperature=0.0"),
-    (["gradient_accumulation_steps=4", "micro_batch_size=8"], "micro_batch_size=8"),
-    (["algorithm=sft", "epochs=2"], "n_steps=60"), (["monitors.parity=correct"], "mismatch=truncate"),
-    (["loss=no_baseline", "max_resampling_rounds=2"], "max_resampling_rounds=2"),
-    (["algorithm=ei", "restart=true", "warmup_steps=2"], "warmup_steps=2"),
-    (["sampling.max_tokens=600"], "sampling.max_tokens=600"),
-    (["algorithm=evaluate", "split=train", "data.limit=5", "eval_problems=6"], "eval_problems=6"),
-    (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101"),
-    (["algorithm=discover", "strategy=refine", "budget.calls=null"], "budget.calls=null"),
-    (["algorithm=discover", "strategy=refine", "budget.tokens=100"], "client.max_tokens"),
-    # evaluations of their own
-    (["eval.prompt=r1_hero"], "r1_zero?"),
-    (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
-    (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
-    (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
-    (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
-    (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
-    (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
-    # settings that nothing reads
-    (["kl_estimator=k1"], "kl_estimator=k1 has no effect: it is read only where kl_placement"),
-    (["algorithm=evaluate", "data.limit=5"], "data.limit=5 has no effect"),
-    (["logger=tensorboard", "logger.name=x"], "logger.trackio"),
-]  # fmt: skip
+WRONG = yaml.safe_load((ROOT / "tests/wrong_command_lines.yaml").read_text("utf-8"))
+LINES = [(shlex.split(line), says) for part in WRONG.values() for line, says in part.items()]
 
 
 def answered_by(words: list[str]) -> str:

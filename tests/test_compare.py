@@ -87,12 +87,8 @@ def test_csv_files(rates, tmp_path, cli):
         lines = [f"{n},0,p{p},{v}\n" for n, of in zip("ab", hits, strict=True) for p in range(70) for v in of]
         file.write_text(CSV + "".join(lines))
         assert cli.figures("compare", file)[0]["difference"] == 0.5
-    lines = [
-        f"{n},{s},p{p},{int(p < 40 + of * 8)},{p // 8}\n"
-        for of, n in enumerate("ab")
-        for s in range(3)
-        for p in range(80)
-    ]
+    answered = itertools.product(enumerate("ab"), range(3), range(80))
+    lines = [f"{n},{s},p{p},{int(p < 40 + of * 8)},{p // 8}\n" for (of, n), s, p in answered]
     file.write_text(CSV.strip() + ",cluster\n" + "".join(lines))
     (one,) = cli.figures("compare", file)
     assert (one["verdict"], one["clusters"], one["clustered_by"]) == ("cannot tell", 10, "cluster")

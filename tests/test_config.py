@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.rules import WORDS, broken_rules
@@ -17,10 +18,11 @@ from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.published import NAMED, with_axes_of
 from rlreason.training.progress import interim_due
+from tests.run_settings import altered
 from tests.some import some
 
 CONF = resource_dir("conf")
-GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
+GROUPS = sorted({p.name for p in CONF.iterdir() if p.is_dir()} - {"experiment", "objective"})  # which have their own
 SWEEPS = sorted(p.stem for p in resource_dir("multirun_sweeps").glob("*.yaml"))
 
 
@@ -38,7 +40,7 @@ def words_with(group: str, option: str, folder: Path) -> list[str]:
     """Return overrides with an option and with what it needs, such as data in a `folder`."""
     words = [f"{group}={option}"]
     files = ("gsm8k", "math", "tulu_math", "jsonl", "paper")  # the last asks for longer responses than tiny can hold
-    if (group == "model" and option != "tiny") or group == "experiment" or option in (*files, "leaderboard", "chat"):
+    if (group == "model" and option != "tiny") or option in (*files, "leaderboard", "chat"):
         words.append(f"data.path={folder}")
     if option in (*files, "countdown", "reasoning_gym", "leaderboard", "chat"):
         words += ["model=smollm2_135m", *(["micro_batch_tokens=8192"] if option == "leaderboard" else [])]
@@ -51,26 +53,38 @@ def words_with(group: str, option: str, folder: Path) -> list[str]:
     return words
 
 
+@pytest.fixture(scope="module")
+def usual() -> tuple[Any, dict[str, str]]:
+    """The run of no words, and its option of each group."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        choices = compose("config", return_hydra_config=True).hydra.runtime.choices
+        return typed(compose("config")), {group: option for group, option in choices.items() if group in GROUPS}
+
+
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, gsm8k, group):
+def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, usual, gsm8k, group):
     """Bug: an option that breaks a rule, or that is another one by a second name."""
     (gsm8k / "config.json").write_text("{}")  # a model of the user's own
-    runs = {option: typed(composed(*words_with(group, option, gsm8k))) for option in options(group)}
+    run, chosen = usual
+    others = [option for option in options(group) if option != chosen.get(group)]
+    runs = {option: typed(composed(*words_with(group, option, gsm8k))) for option in others}
+    runs |= {chosen[group]: run} if group in chosen else {}
     assert all(type(run) is SCHEMAS["schema"][o if group == "algorithm" else "grpo"] for o, run in runs.items())
     pairs = itertools.combinations([option for option in runs if option != "auto"], 2)  # which is one of the others
     assert [pair for pair in pairs if runs[pair[0]] == runs[pair[1]]] == []
 
 
-def test_the_option_files_are_the_tables_of_the_formulas(composed):
+def test_the_option_files_are_the_tables_of_the_formulas(composed, usual):
     """Bug: a formula without an option, or an option with another paper's numbers."""
     tables = {"length_norm": AGGREGATIONS, "std_norm": STD_NORMS, "baseline": BASELINES}
     tables |= {"loss": {*LOSSES, "grpo_clip_higher", "gspo_2026"}, "objective": {*NAMED, "custom"}}
     for group, names in tables.items():
         assert options(group) == sorted(names)
+    assert [pair for pair in itertools.combinations(NAMED, 2) if NAMED[pair[0]] == NAMED[pair[1]]] == []
     for loss, high in (("gspo", 4e-4), ("gspo_2026", 3e-4)):  # the paper's range, and the course's
         assert typed(composed(f"loss={loss}")).loss.numbers() == {"cliprange_low": 3e-4, "cliprange_high": high}
-    for words, size in ((["gradient_accumulation_steps=8"], 32), (["micro_batch_size=16"], 16), ([], None)):
-        assert typed(composed(*words)).sequences_per_micro_batch() == size
+    for sizes, rows in (({"gradient_accumulation_steps": 8}, 32), ({"micro_batch_size": 16}, 16), ({}, None)):
+        assert altered(usual[0], **sizes).sequences_per_micro_batch() == rows
 
 
 @pytest.mark.parametrize("name", NAMED)

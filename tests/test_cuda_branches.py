@@ -2,14 +2,13 @@
 
 torch's FakeTensorMode runs a program on tensors of "cuda" that have no memory. Indexing from Python wants a device
 guard as well, and a torch for processors has none for CUDA: one that does nothing is compiled here, in about two
-seconds. It stays in the process that loads it, so all checks run in one of their own, which this file is too.
+seconds. It stays in the process that loads it, so all checks run in a fork of this one.
 Autograd's engine asks for the GPU's streams, which cannot be had, so backward passes are called as functions
 (`context`).
 """
 
 import contextlib
 import ctypes
-import os
 import shutil
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
 from rlreason.training.learner import Learner
 from rlreason.types import Response, Sample
+from tests.starts import forked
 
 HALF, FULL = torch.bfloat16, torch.float32
 #: Grouped heads; the sizes are those of no other dimension, so that an exchange of two shows.
@@ -293,13 +293,10 @@ def check_apples_gpu(mode: FakeCuda) -> None:
     reason="for a torch without CUDA, which a device guard is compiled for: needs g++",
 )
 def test_a_gpu_is_asked_for_the_right_thing(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, __file__, str(tmp_path)]
-    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stderr
+    assert forked(run_checks, tmp_path) == 0, "its traceback is on standard error"
 
 
-def main(folder: Path) -> None:
+def run_checks(folder: Path) -> None:
     """Run every check, each with a GPU of its own."""
     warnings.simplefilter("ignore")
     load_guard(folder)
@@ -307,7 +304,3 @@ def main(folder: Path) -> None:
         if name.startswith("check_"):
             with FakeCuda() as mode, mock.patch("rlreason.model.log_probs.CHUNK", 16):
                 check(mode)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -287,7 +287,7 @@ def test_pass_rates_keep_what_can_be_learned_from(tmp_path, load):
 
 
 def test_a_filled_trace_is_graded_correct_by_its_own_reward():
-    """Bug: a prompt option whose trace its own reward does not read, of rows as GSM8K and MATH have them."""
+    """Bug: a prompt whose trace its reward does not read, or goes on behind its stop, of rows as GSM8K has them."""
     problems = [parse(row) for row in (*sums(3, start=4), {"problem": "P", "solution": BOX})]
     for option in sorted((resource_dir("conf") / "prompt").glob("*.yaml")):
         prompt = settings(f"prompt={option.stem}", "model=smollm2_135m").prompt
@@ -297,6 +297,7 @@ def test_a_filled_trace_is_graded_correct_by_its_own_reward():
         traces = [trace_text(p, prompt.trace) for p in problems]
         assert not any("<<" in trace for trace in traces)
         assert "4+4=8" in traces[0]
+        assert all(trace.endswith(stop) for stop in prompt.stop for trace in traces)  # what is sampled ends there too
         with Grader(patient(), prompt.reward) as grader:
             assert {g.outcome for g in grader.grade_batch(traces, [p.answer for p in problems])} == {"correct"}, option
 

@@ -100,7 +100,7 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
 @pytest.mark.parametrize("given", [{}, {"min_count": 2, "max_count": 6}, {"max_value": 9, "max_target": 30}])
 def test_every_made_problem_is_solved_by_its_answer_and_explained_by_its_solution(given):
     """Bug: a step with a value that is no whole number above 0, or numbers beyond the settings."""
-    for problem in countdown(300, seed=1, **given):
+    for problem in countdown(150, seed=1, **given):
         numbers, target = numbers_and_target(problem)
         assert verifier.read_ground_truth(problem.answer) == (numbers, target)
         assert verifier.solves(problem.answer, f"{' '.join(map(str, numbers))} -> {target}")
@@ -187,9 +187,9 @@ EVENT = re.compile(r"(" + "|".join(("buys", "finds", "wins", "gets", *made.LOSSE
 @pytest.mark.parametrize("task", TASKS)
 def test_answers_are_exact_halves_apart_and_problems_the_same_each_time(task):
     """Bug: a story whose sum is another, or numbers of a validation story that are trained on."""
-    run = settings(f"data={task}", *FEW)
+    run = settings(f"data={task}", "data.n_train=200", "data.n_validation=80")
     train, validation = halves = read_splits(run.data, print)
-    assert (len(train), len(validation)) == (600, 200)
+    assert (len(train), len(validation)) == (200, 80)
     made.make_stories.cache_clear()
     assert halves == read_splits(run.data, print)
     for problem in train + validation:
@@ -265,13 +265,12 @@ def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():
 )
 def test_prompts_and_worked_answers_fit(task, prompt):
     """Bug: a worked answer that sampling cuts."""
-    run = settings(f"data={task}", f"prompt={prompt}", "data.n_train=1000", "data.n_validation=200", "model.width=16")
+    run = settings(f"data={task}", f"prompt={prompt}", "data.n_train=400", "data.n_validation=100", "model.width=16")
     train, validation = read_splits(run.data, print)
     policy, lessons, form = make_policy(run, train), lessons_of(run, run.model, train), format_of(run.prompt)
     taught = [trace for batch in lessons.batches(8) for _, trace in batch if "+0=" not in trace]  # no idle tails
     worked = [form.trace.format(solution=p.solution, answer=p.answer) for p in train + validation]
     room = run.sampling.max_tokens
     assert max(len(policy.encode_response(text)) for text in taught + worked) <= room
-    assert (
-        max(len(policy.encode_prompt(form.prompt(p.question))) for p in train + validation) + room <= policy.max_context
-    )
+    longest = max(len(policy.encode_prompt(form.prompt(p.question))) for p in train + validation) + room
+    assert longest <= policy.max_context < run.micro_batch_tokens

@@ -84,12 +84,6 @@ def test_what_goes_wrong_has_a_name_and_a_line_and_a_limit_holds_over_the_whole_
     assert words in given.detail
 
 
-def test_the_query_of_an_address_stays_behind_its_path():
-    """Bug: the path of a request was put into the query."""
-    request = client_of("http://h/v1?api-version=2")._http.build_request("POST", PATH)
-    assert str(request.url) == "http://h/v1/chat/completions?api-version=2"
-
-
 def test_thinking_is_told_from_the_reply_and_tokens_that_the_server_does_not_count_are_none():
     for message, content, reasoning in (
         ({"content": "<think>\nWhy?\n</think>\n\nSo."}, "So.", "Why?"),
@@ -128,6 +122,9 @@ def test_a_server_on_this_computer_is_asked_without_a_proxy_and_named_where_it_i
 
 
 def test_an_address_a_key_or_a_proxy_that_cannot_be_used_is_one_line_without_the_key(monkeypatch):
+    """Bug: the key is in the message, or the path of a request in the query of the address."""
+    request = client_of("http://h/v1?api-version=2")._http.build_request("POST", PATH)
+    assert str(request.url) == "http://h/v1/chat/completions?api-version=2"
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     for base_url in ("", "h:8000/v1", "ftp://host", "http://", "http://[::1"):
         with pytest.raises(ConfigError, match=r"client\.base_url="):

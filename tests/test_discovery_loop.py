@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from examples.scripted_server import ScriptedServer, program, serving
-from rlreason.cli.flags import composing, read
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig, ScoreConfig
 from rlreason.config.store import typed
 from rlreason.discovery.log import Answer, Reply, Spending, prompt_bound
@@ -24,6 +22,7 @@ from rlreason.errors import ConfigError
 from rlreason.main import run_job
 from rlreason.records.console import Console
 from tests.killed import AT, SIGNAL
+from tests.run_settings import composed
 from tests.some import some
 from tests.starts import rlreason
 
@@ -78,8 +77,7 @@ def discover(server: ScriptedServer, folder: Path, *words: str, code: int = 0, *
 def run_here(server: ScriptedServer, folder: Path, *words: str) -> dict[str, Any]:
     """The conversation of a run in this process; what the command line would raise."""
     asked = words_for(folder, f"client.base_url={server.base_url}", *words)
-    with composing(read(asked)):
-        cfg = compose("discover", asked)
+    cfg = composed(*asked, name="discover")
     run_job(typed(cfg), folder, OmegaConf.to_yaml(cfg, resolve=True), asked, Console(io.StringIO()))
     return log_in(folder)
 
@@ -126,29 +124,29 @@ def test_a_conversation_goes_through_every_failure_to_the_best_program(tmp_path)
 
 def test_the_same_script_gives_the_same_log_and_report_twice_and_goes_on_with_the_best_of_several_replies(tmp_path):
     """Bug: an order of threads or a path is in the log; another reply than the best is gone on with."""
-    left, replies = [], [axes(4), program(FAILS), axes(10), axes(6), axes(12), axes(14)]
-    words = ("strategy=hybrid", "replies=3", "budget.calls=6", "prompts.hints=true")
+    left, replies = [], [axes(4), axes(10), program(FAILS), axes(14)]
+    words = ("strategy=hybrid", "replies=2", "budget.calls=4", "prompts.hints=true")
     for name in ("a", "b"):
         (folder := tmp_path / name / "run").parent.mkdir()
         log, requests = asked_of(replies, folder, *words)
-        assert all("[:10]" in request.messages[1]["content"] for request in requests[3:])
+        assert all("[:10]" in request.messages[1]["content"] for request in requests[2:])
         assert all(problem_named("kissing_11").hints in request.messages[0]["content"] for request in requests)
         for file in ("conversation_log.json", "report.md"):
             left.append((folder / file).read_text().replace(str(tmp_path / name), ""))
     assert left[:2] == left[2:]
-    assert [turn["chosen"] for turn in log["turns"]] == [False, False, True, False, False, True]
-    assert all(turn["sees"] == ["1.2"] for turn in log["turns"][3:])
+    assert [turn["chosen"] for turn in log["turns"]] == [False, True, False, True]
+    assert all(turn["sees"] == ["1.1"] for turn in log["turns"][2:])
 
 
 def test_independent_samples_see_the_first_prompt_alone_each_with_a_seed_of_its_own(tmp_path):
     """Bug: a sample sees another one or shares its seed with it; a conversation without progress is gone on with."""
     seeds, script = {}, [axes(4), program(FAILS), axes(4), axes(8)]
-    for strategy, *more in (("simple",), ("best_of_n", "replies=4"), ("refine", "restart_after=2")):
-        log, requests = asked_of(script, tmp_path / strategy, f"strategy={strategy}", "budget.calls=8", *more)
+    for strategy, *more in (("simple",), ("best_of_n", "replies=2"), ("refine", "restart_after=2")):
+        log, requests = asked_of(script, tmp_path / strategy, f"strategy={strategy}", "budget.calls=4", *more)
         seeds[strategy] = {request.body["seed"] for request in requests}
         if strategy != "refine":
             assert all(one.messages == requests[0].messages and len(one.messages) == 1 for one in requests)
-        assert len(requests) == len(seeds[strategy]) == log["spent"]["calls"] == 8
+        assert len(requests) == len(seeds[strategy]) == log["spent"]["calls"] == 4
     assert not seeds["simple"] & seeds["refine"]
     begun = [(turn["conversation"], turn["prompt_kind"]) for turn in log["turns"]][2:4]
     assert begun == [(1, "error"), (2, "first")]  # after two turns without progress

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from itertools import combinations
 
+import numpy as np
 import psutil
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from rlreason.config.algorithms import ScoreConfig
 from rlreason.discovery.inside import Refused
-from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
+from rlreason.discovery.problems.kissing_11.verify import verify
 from rlreason.discovery.score import problem_named, read_set, score_program
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
@@ -80,20 +81,21 @@ def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error):
     assert kind in ("empty", "type", "size") or result["duplicates"] == len(rows) - len({*map(tuple, rows)})
 
 
-def test_a_large_set_is_compared_to_its_end_unless_its_first_part_is_too_close():
+def test_a_large_set_is_compared_to_its_end_unless_its_first_part_is_too_close(monkeypatch):
+    monkeypatch.setattr("rlreason.discovery.problems.kissing_11.verify.COMPARED", 200)
     rng = random.Random(1)
     rows = [[rng.randint(1, 10**30) for _ in range(11)] for _ in range(10_000)]
-    rows[COMPARED] = rows[0]  # the first that is not compared any more
+    rows[200] = rows[0]  # the first that is not compared any more
     result = verify(rows)
-    assert result["error"].endswith(f" (among the first {COMPARED} of 10000 points)")
-    assert (result["error_kind"], result["compared_rows"]) == ("too_close", COMPARED)
-    assert verify(rows[:COMPARED])["worst_pair"] == result["worst_pair"]
-    pairs = combinations(range(24), 2)  # the 1,104 roots of D24
-    rows = [[a * (k == i) + b * (k == j) for k in range(24)] for i, j in pairs for a in (1, -1) for b in (1, -1)]
-    good = verify(rows, dimension=24, upper_bound=1104)
-    assert (good["score"], good["compared_rows"], good["min_squared_distance"]) == (1104, 1104, 2)
-    late = verify([*rows, rows[0]], dimension=24)  # the only pair that is too close
-    assert (late["error_kind"], late["worst_pair"]["first"], late["worst_pair"]["second"]) == ("too_close", 0, 1104)
+    assert result["error"].endswith(" (among the first 200 of 10000 points)")
+    assert (result["error_kind"], result["compared_rows"]) == ("too_close", 200)
+    assert verify(rows[:200])["worst_pair"] == result["worst_pair"]
+    pairs = combinations(range(11), 2)  # the 220 roots of D11
+    rows = [[a * (k == i) + b * (k == j) for k in range(11)] for i, j in pairs for a in (1, -1) for b in (1, -1)]
+    good = verify(rows)
+    assert (good["score"], good["compared_rows"], good["min_squared_distance"]) == (220, 220, 2)
+    late = verify([*rows, rows[0]])  # the only pair that is too close
+    assert (late["error_kind"], late["worst_pair"]["first"], late["worst_pair"]["second"]) == ("too_close", 0, 220)
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, pytest.param("numeric_600", marks=pytest.mark.long)])
@@ -104,8 +106,10 @@ def test_every_program_of_the_ladder_gives_what_it_says(name):
     assert {type(x) for row in rows for x in row} == {int}
     result = verify(rows)
     assert (result["score"], result["error"], result["duplicates"]) == (int(name[-3:]), None, 0)
-    closest = min(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) for a, b in combinations(rows, 2))
-    assert closest >= max(sum(x * x for x in row) for row in rows) > 0  # once more, in another way
+    products = np.array(rows) @ np.array(rows).T  # once more, in another way
+    norms = np.diag(products)
+    distances = norms[:, None] + norms - 2 * products
+    assert distances[~np.eye(len(rows), dtype=bool)].min() >= norms.max() > 0
 
 
 def test_a_set_is_told_in_the_courses_words_with_the_exit_code(tmp_path):

@@ -1,8 +1,8 @@
 """`rlreason doctor`: findings from facts, versions that do not go together, imports that crash or hang."""
 
 import importlib.metadata
-import json
 import shutil
+from multiprocessing import get_context
 
 import pytest
 
@@ -10,7 +10,7 @@ from rlreason.cli import doctor as d
 from rlreason.cli.doctor import FAIL, NEEDED, OK, WARN, DoctorFinding
 from rlreason.config.store import typed
 from rlreason.runtime.machine import Device, Driver
-from tests.starts import rlreason
+from tests.run_settings import altered
 from tests.waiting import MINUTES
 
 LARGE = ("model=qwen3_0_6b", "data.path=a/b", "rollout=hf")
@@ -72,11 +72,13 @@ def test_little_shared_memory_and_a_full_disk_are_said(tmp_path, composed, monke
     assert d.machine_findings(typed(composed()), tmp_path / "file/run")[-1].state == FAIL  # where no folder can be
 
 
-def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
+def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path, monkeypatch, cli):
     """Bug: an installation that is well is said to be ill, or looking leaves files."""
-    done = rlreason("doctor", "--json", "--patience", "600", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
-    assert (done.returncode, list(tmp_path.iterdir())) == (0, []), done.stdout + done.stderr
-    told = json.loads(done.stdout)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(d, "get_context", lambda _: get_context("fork"))  # of this process, which has imported torch
+    told = cli.figures("doctor", "--patience", "600")
+    assert list(tmp_path.iterdir()) == []
     named = {one["name"]: one["words"] for one in told["findings"]}
     assert {"Python", "torch", "GPU", "processors", "disk", "engine", "attention", "memory"} <= named.keys()
     found = named["device"][:30], told["failed"], told["memory"]["verdict"]
@@ -86,19 +88,21 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
 def test_what_a_run_will_use_is_said_with_the_reason(composed):
     """Bug: the doctor says another engine, place or kernel than the run takes."""
 
-    def told(facts, *words):
-        return {one.name: one for one in d.run_findings(typed(composed(*words)), facts)}
+    def told(facts, run):
+        return {one.name: one for one in d.run_findings(run, facts)}
+
+    run, of_vllm = typed(composed()), typed(composed("rollout=vllm"))
 
     cpu = NONE | {"device": "cpu", "products": "float32", "kernel": "sdpa", "why": "no GPU"}
     gpu = TORCH | {"gpus": [GPU], "kernel": "varlen", "why": "a GPU, in half precision"}
-    assert {one.state for one in told(cpu).values()} == {OK}
-    assert "on the processor" in told(cpu, "rollout=vllm")["engine"].words
-    assert told(gpu, *LARGE)["engine"].cure.startswith("rollout=vllm")  # hf is slow there
-    second = ("rollout=vllm", "rollout.placement=second_gpu")
-    assert told(gpu | {"gpus": [GPU, GPU]}, *second)["engine"].state == OK
-    assert told(gpu, *second)["engine"].state == FAIL
+    assert {one.state for one in told(cpu, run).values()} == {OK}
+    assert "on the processor" in told(cpu, of_vllm)["engine"].words
+    assert told(gpu, typed(composed(*LARGE)))["engine"].cure.startswith("rollout=vllm")  # hf is slow there
+    second = altered(of_vllm, rollout__placement="second_gpu")
+    assert told(gpu | {"gpus": [GPU, GPU]}, second)["engine"].state == OK
+    assert told(gpu, second)["engine"].state == FAIL
     refusal = {"kernel": "", "why": "model.attention=varlen cannot run here (no GPU): choose model.attention=auto"}
-    assert told(cpu | refusal)["attention"].state == FAIL
+    assert told(cpu | refusal, run)["attention"].state == FAIL
 
 
 @pytest.mark.long

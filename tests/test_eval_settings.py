@@ -10,7 +10,6 @@ from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import changed_run
 from rlreason.cli.flags import composing, read
 from rlreason.config.leaves import resource_dir
-from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import by_facts
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, card_text, leaderboard
@@ -35,10 +34,11 @@ def test_the_protocol_is_the_evaluations_and_not_trainings():
     """Bug: training's own prompt or temperature makes the accuracies of two runs incomparable."""
     own = ["eval.sampling.temperature=1", "eval.sampling.max_tokens=48", "prompt@eval.prompt=r1_zero_short"]
     otherwise = ["sampling.temperature=0.5", "sampling.max_tokens=64", "prompt=question_only"]
-    for words in ([], own, [*own, *otherwise], ["eval.reward=r1_zero"]):  # the last is what the prompt says anyway
-        assert protocol(*words) == protocol()
+    plain = protocol()
+    for words in ([*own, *otherwise], ["eval.reward=r1_zero"]):  # the last is what the prompt says anyway
+        assert protocol(*words) == plain
     for words in (otherwise, ["eval.reward=own_reward:all_right"], ["eval.samples=2"], ["prompt@eval.prompt=r1_zero"]):
-        assert protocol(*words) != protocol()
+        assert protocol(*words) != plain
 
 
 def test_how_many_problems_are_asked():
@@ -186,26 +186,6 @@ def test_sets_change_nothing_else_and_equal_an_evaluation_of_their_own(tmp_path)
     assert responses[0] == responses[1]
     assert "sets: stories_hard" in rlreason("inspect", "with", "--set", "no", cwd=tmp_path).stderr
     assert "12 responses" in rlreason("inspect", "job", "--set", "stories_hard", cwd=tmp_path).stdout
-
-
-def test_a_mistake_is_one_line_with_the_cure():
-    """Bug: a wrong setting of an evaluation shows itself after training."""
-    for words, says in (
-        (["eval.prompt=r1_hero"], "r1_zero?"), (["eval.reward=:f"], "eval.reward="),
-        (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
-        (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
-        (["eval.samples=2", "eval.sampling.temperature=0"], "eval.sampling.temperature=1"),
-        (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
-        (["eval.sets=[stories,stories]"], "one name twice"), (["eval.sets=[stores]"], "did you mean stories?"),
-        (["eval.sets.aime.samples=4"], "eval.sets.NAME.data="), (["eval.sets=[gsm8k]"], "eval.sets.gsm8k.data=stories"),
-        (["eval.sets=[stories]", "eval.sets.stories.samples=0"], "eval.sets.stories.samples=0 must be at least 1"),
-        (["algorithm=best_of_n", "eval.sets=[stories]"], "algorithm=evaluate"),
-        (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
-        (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
-        (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=rf"\A.*{re.escape(says)}.*\Z"):
-            check_command_line(words, note=str)
 
 
 @pytest.mark.long

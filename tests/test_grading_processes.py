@@ -82,46 +82,21 @@ def test_a_process_that_died_idle_is_replaced_and_no_request_is_blamed(who):
         assert rewards(grader, " ") == EXPECTED  # a kill would have been an error, and no reward
 
 
-SCRIPT = r"""
-import sys, threading, time
-from rlreason.config.groups import GradingConfig
-from rlreason.grading import Grader
-grader = Grader(GradingConfig(workers=2))
-print(grader.grade_batch([r"</think> <answer>\int_0^1 x\,dx</answer>"], ["0.5"])[0].reward, flush=True)
-if "hang" in sys.argv:
-    grader = Grader(GradingConfig(timeout_s=60.0, workers=2), reward=lambda response, gold: 9**9**9**9)
-    threading.Thread(target=grader.grade_batch, args=(["a", "b"], ["1", "1"]), daemon=True).start()
-    time.sleep(3600)
-"""
-IN_A_POOL = r"""
-import multiprocessing
-from rlreason.grading import r1_zero_reward_fn
-
-def graded(answer):
-    return r1_zero_reward_fn("so </think> <answer>" + answer + "</answer>", "0.5", fast=False)["reward"]
-
-if __name__ == "__main__":
-    assert graded(r"\int_0^1 x\,dx") == 1.0  # by workers that the child inherits and must not use
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        print(*pool.map(graded, [r"\int_0^1 x\,dx "]))
-        pool.close()
-        pool.join()
-    assert graded(r"\int_0^1 x\,dx  ") == 1.0
-"""
+PROGRAMS = Path(__file__).with_name("grading_programs")
+SCRIPT, IN_A_POOL = PROGRAMS / "without_main_guard.py.txt", PROGRAMS / "in_a_pool.py.txt"
 
 
-def program(path: Path, text: str, *arguments: str) -> subprocess.Popen:
+def program(path: Path, *arguments: str) -> subprocess.Popen:
     """A process of such a program, which comes through its standard input where the first argument is "-"."""
-    path.write_text(text)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with path.open() as file:
         command = [sys.executable, *(arguments or (str(path),))]
         return subprocess.Popen(command, stdin=file, stdout=-1, stderr=-1, text=True, env=env)
 
 
-def test_no_worker_outlives_a_parent_that_is_killed(tmp_path):
+def test_no_worker_outlives_a_parent_that_is_killed():
     """Bug: after a run is killed its workers compute for ever."""
-    parent = program(tmp_path / "program.py", SCRIPT, "-", "hang")  # in C: the kernel has to end them
+    parent = program(SCRIPT, "-", "hang")  # in C: the kernel has to end them
     assert parent.stdout.readline() == "1.0\n"
     wait_for(lambda: sum(map(busy, workers_of(parent.pid))) >= 2)
     processes = psutil.Process(parent.pid).children(recursive=True)
@@ -130,14 +105,10 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path):
     wait_for(lambda: all(map(ended, processes)))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [(["-"], SCRIPT), ([], IN_A_POOL)],  # a daemon: may start no processes, runs no atexit
-    ids=["from standard input", "in a multiprocessing pool"],
-)
-def test_a_program_without_a_main_guard_grades_and_ends(tmp_path, arguments, text):
+@pytest.mark.parametrize("words", [(SCRIPT, "-"), (IN_A_POOL,)], ids=["from standard input", "in a pool"])
+def test_a_program_without_a_main_guard_grades_and_ends(words):
     """Bug: workers that import the caller's main module, need its exit handlers to end, or are a forked child's too."""
-    process = program(tmp_path / "program.py", text, *arguments)
+    process = program(*words)
     assert (*process.communicate(timeout=600), process.returncode) == ("1.0\n", "", 0)
 
 

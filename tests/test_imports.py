@@ -1,13 +1,15 @@
 """Which package of rlreason may import which, and what it may load: the rules as data, held against the source."""
 
 import ast
+import importlib
+import json
 import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
+from tests.starts import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -60,20 +62,33 @@ def test_packages_import_only_packages_above_them_and_modules_one_another_in_no_
     TopologicalSorter({module: imported_by(module) for module in PATHS}).prepare()
 
 
-WITHOUT = """
-import importlib, sys
-for module in sys.argv[2:]:
+ONE_BY_ONE = """
+import importlib, json, sys
+for module, heavy in json.loads(sys.argv[1]):
     importlib.import_module(module)
-    assert sys.argv[1] not in sys.modules, f"{module} loads {sys.argv[1]}: import it inside the function that needs it"
+    found = set(heavy) & sys.modules.keys()
+    assert not found, f"{module} loads {found}: import it inside the function that needs it"
 """
 
 
-@pytest.mark.parametrize("library", ["torch", "transformers", "hydra"])
-def test_light_modules_load_nothing_heavy(library):
+def without_hydra(modules: list[str]) -> None:
+    """Import modules in a fork of this process: only rlreason and Hydra are imported anew."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("rlreason", "hydra")]:
+        del sys.modules[name]
+    for module in modules:
+        importlib.import_module(module)
+        assert "hydra" not in sys.modules, f"{module} loads hydra: import it inside the function that needs it"
+
+
+def test_light_modules_load_nothing_heavy():
     """Bug: an answer of the command line waits seconds for a library that it does not need."""
-    light = {module for module in PATHS if library not in RULES[package_of(module)]}
-    light |= LIGHT if library != "hydra" else set()
-    layers = sorted(light, key=lambda module: list(RULES).index(package_of(module)))
-    command = [sys.executable, "-c", WITHOUT, library, *layers]
+    layers = sorted(PATHS, key=lambda module: list(RULES).index(package_of(module)))
+    heavy = {
+        m: [of for of in ("torch", "transformers") if m in LIGHT or of not in RULES[package_of(m)]] for m in layers
+    }
+    lightest_first = sorted(((m, of) for m, of in heavy.items() if of), key=lambda pair: -len(pair[1]))
+    command = [sys.executable, "-c", ONE_BY_ONE, json.dumps(lightest_first)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
+    others = [module for module in layers if "hydra" not in RULES[package_of(module)]]
+    assert forked(without_hydra, others) == 0, "its traceback is on standard error"

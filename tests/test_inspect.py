@@ -104,6 +104,13 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
         assert RunGrading.of(*RunFolder(tmp_path).grading(evaluates=True)) == RunGrading(GradingConfig(), counted)
 
 
+@pytest.fixture
+def one_opinion(monkeypatch):
+    """No second grader, which starts processes of its own that load the symbolic library."""
+    monkeypatch.setattr("rlreason.cli.inspect.opinions", lambda rows, *_: [None] * len(rows))
+
+
+@pytest.mark.usefixtures("one_opinion")
 def test_every_category_is_shown_with_its_count_and_written(run, cli):
     for category, size in {"format0": 4, "format1_wrong": 4, "correct": 1, "truncated": 1}.items():
         out = cli.printed("inspect", run, "--category", category, "-n", "3")
@@ -125,6 +132,7 @@ def test_a_second_grader_that_disagrees_makes_a_suspect(tmp_path, cli):
     assert ("parser suspect" in out, out.count("\n--- ")) == (True, 1)
 
 
+@pytest.mark.usefixtures("one_opinion")
 def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_path, cli):
     """The third file is of an evaluation between two updates."""
     files = ("evals/step_00000", "evals/step_00010", "evals/step_00004_update_00009", "rollouts/step_00003")
@@ -154,7 +162,7 @@ def saved(run: Path) -> list[dict]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def test_regrading_counts_the_disagreements_and_writes_where_asked_and_leaves_what_is_no_row(tmp_path, cli):
+def test_regrading_counts_disagreements_and_writes_where_asked_and_leaves_what_is_no_row(tmp_path, cli, monkeypatch):
     rows = [saved_as(*case) for case in CASES]
     run = save(tmp_path, CONFIG, {"rollouts/step_00001": rows[:2], "rollouts/step_00002": rows[2:]})
     torn = run / "rollouts/step_00002.jsonl"
@@ -168,6 +176,7 @@ def test_regrading_counts_the_disagreements_and_writes_where_asked_and_leaves_wh
     assert table["own_reward:all_right"] == ["100.0%", "60.0%", "2", "0"]
     assert "wrong only for saved" in printed
     assert saved(run) == before
+    monkeypatch.setattr("rlreason.cli.inspect.NAMED_REWARDS", ())  # without math-verify, which has been shown
     for _ in range(2):
         assert "previous_grade" in cli.printed("inspect", run, "--regrade", "--write")
         rows = saved(run)

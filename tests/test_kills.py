@@ -6,7 +6,6 @@ With vLLM it asks the same problems: which responses share a batch of vLLM's is 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +81,7 @@ def test_a_run_that_a_signal_stops_leaves_a_checkpoint_of_that_step_and_goes_on_
 
 @pytest.mark.long
 def test_a_run_that_is_stopped_twice_and_killed_again_and_again_while_it_is_put_back(runs):
+    """Also where a command with other settings, which is refused, comes between."""
     folder = runs.new()
     runs.interrupted("grpo", folder, f"{STEP}call:1", "SIGINT")
     runs.interrupted("grpo", folder, f"{EVALUATE}call:2", "SIGTERM")
@@ -90,7 +90,11 @@ def test_a_run_that_is_stopped_twice_and_killed_again_and_again_while_it_is_put_
         "training.checkpoint:Resumable.restore:return:1", "training.train:close_records:call:1",
     ):  # fmt: skip
         runs.killed("grpo", folder, f"rlreason.{at}")
-    runs.goes_on("grpo", folder)
+    done = runs.start("grpo", folder, "seed=1", "n_steps=2")
+    assert (done.returncode, done.stderr.count("\n"), "seed=0 there, 1 here" in done.stderr) == (2, 1, True), (
+        done.stderr
+    )
+    runs.goes_on("grpo", folder, "checkpoint.keep=5", "log_generations=1", "logger=tensorboard")  # which may change
     assert runs.equal("grpo", folder)
 
 
@@ -175,25 +179,15 @@ def test_one_killed_engine_of_two_ends_the_run_the_other_and_its_files(tmp_path)
 @pytest.mark.long
 def test_checkpoints_are_broken_and_the_metrics_cut_in_a_line(runs):
     """Killed behind the last step: of the checkpoints the two newest are there, and the best one."""
-    killed, other = runs.new(), runs.new()
+    killed = runs.new()
     runs.killed("grpo", killed, PHASES["last evaluation"][0])
     newest = checkpoints_of(killed)[-1]
     with (killed / "metrics.jsonl").open("a") as file:
         file.write('{"rollout_step": 3, "train')
     DAMAGE["a flipped bit"](killed / "checkpoints" / newest / "state.json")
-    shutil.copytree(killed, other)
     done = runs.goes_on("grpo", killed)
     assert f"{newest} cannot be used" in re.sub(r"\s+", " ", done.stderr + done.stdout)
     assert runs.equal("grpo", killed)
-    for name in checkpoints_of(other):
-        DAMAGE["half a file"](other / "checkpoints" / name / "state.safetensors")
-    done = runs.start("grpo", other)
-    assert done.returncode == 2
-    assert "holds no checkpoint that can be used" in done.stderr.splitlines()[-1]
-    (other / "checkpoints").rename(other / "away")
-    runs.goes_on("grpo", other)
-    assert (other / "broken_off_1/metrics.jsonl").exists()
-    assert runs.equal("grpo", other)
 
 
 LOSS = """
@@ -228,20 +222,3 @@ def test_a_run_whose_own_loss_hangs_ends_by_itself_with_all_its_processes_and_re
     assert rlreason(*words, cwd=tmp_path, **env).returncode == 0
     rows = load_run(tmp_path / "run").metrics
     assert [row["train_step"] for row in rows if "train/loss" in row] == list(range(1, 81))  # in more than 20 s
-
-
-@pytest.mark.long
-def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
-    folder = runs.new()
-    runs.killed("grpo", folder, PHASES["last evaluation"][0])
-    files = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size and not p.name.startswith(".lock")]
-    before = {path: path.read_bytes() for path in files}
-    for words, said in {
-        ("seed=1", "learning_rate=1e-4"): "seed=0 there, 1 here", ("n_steps=2",): "n_steps=2",
-        ("loss=grpo_clip",): "loss.loss_type=",
-    }.items():  # fmt: skip
-        done = runs.start("grpo", folder, *words)
-        assert (done.returncode, done.stderr.count("\n"), said in done.stderr) == (2, 1, True), done.stderr
-    assert {path: path.read_bytes() for path in files} == before
-    runs.goes_on("grpo", folder, "checkpoint.keep=5", "checkpoint.every=2", "log_generations=1", "logger=tensorboard")
-    assert differences(runs.unbroken("grpo"), folder) == []

@@ -29,6 +29,7 @@ from rlreason.model.policy import Policy
 from rlreason.runtime.machine import Device, processor
 from rlreason.training.build import make_learner, make_policy
 from rlreason.types import Response, Sample
+from tests.run_settings import altered
 
 CPU = Device("cpu", "processor", 16 << 30, 16 << 30)
 CARD = Device("cuda", "a card of 24 GB", int(23.5 * 2**30), 24 << 30)
@@ -45,6 +46,7 @@ FAMILIES = {
 }
 LARGE = ("model=qwen3_0_6b", "data.path=a/b")
 KL = ("kl_placement=loss", "kl_coef=0.1")
+WITH_KL = {"kl_placement": "loss", "kl_coef": 0.1}  # the same, of a run that is composed
 VLLM = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")
 SHAPE = PUBLISHED["Qwen/Qwen2.5-Math-1.5B"]
 SIDES = {32, 64, 96, 192, 256}  # rows of the small models' matrices, by which autocast's copies are known
@@ -117,7 +119,7 @@ def test_training_the_built_in_model_takes_what_the_plan_says(composed, word):
     assert Sampled(64, 8, 48) in work.sampled
 
 
-@pytest.mark.parametrize("sizes", [(32, 8, 60, 48, 128), (4, 4, 100, 200, 256)])
+@pytest.mark.parametrize("sizes", [(32, 8, 60, 48, 128), (4, 4, 100, 120, 256)])
 def test_sampling_in_process_takes_what_the_plan_says(policy, sizes):
     prompts, group, prompt, response, rows = sizes
     caches: list[int] = []
@@ -166,47 +168,52 @@ def test_the_trainers_memory_is_what_a_card_has_measured_and_shapes_and_constant
     assert (CHUNK, PROMPT_TOKENS, VOCABULARY + len(TAGS)) == (f.CHUNK, f.PROMPT_TOKENS, f.TINY_VOCABULARY)
 
 
+def plan_for(run, device: Device, **settings) -> p.Plan:
+    """The plan of the run with other settings on a device."""
+    return p.planned(altered(run, **settings), device).plan
+
+
 @pytest.fixture
-def plan_for(composed):
-    """The plan of these words on a device."""
-    return lambda device, *words: p.planned(typed(composed(*words)), device).plan
+def of_vllm(composed):
+    return typed(composed(*VLLM))
 
 
-def test_what_is_held_at_the_same_time(plan_for):
-    plan = partial(plan_for, CPU)
+def test_what_is_held_at_the_same_time(composed):
+    run = typed(composed())
+    plan = partial(plan_for, run, CPU)
     usual = plan()
     assert "gradients" not in usual.sampling
     assert not {"KV cache", "reference model"} & usual.training.keys()
-    with_kl = plan(*KL)
+    with_kl = plan(**WITH_KL)
     assert with_kl.training["reference model"] == usual.training["weights"] == with_kl.sampling["reference model"]
-    again = plan("algorithm=ei", "restart=true")
+    again = plan_for(typed(composed("algorithm=ei", "restart=true")), CPU)
     assert again.training["first weights"] == again.training["weights"]
-    untrained = plan("algorithm=evaluate")
+    untrained = plan_for(typed(composed("algorithm=evaluate")), CPU)
     assert not untrained.training.keys() & {"moments", "gradients", "activations"}
-    assert plan("optimizer=adamw_8bit").training["moments"] < usual.training["moments"] / 3
-    adapters = plan("model.lora.rank=8")
+    assert plan(optimizer="adamw_8bit").training["moments"] < usual.training["moments"] / 3
+    adapters = plan(model__lora__rank=8)
     assert adapters.training["moments"] < usual.training["moments"] / 5
     assert adapters.training["weights"] == usual.training["weights"] + adapters.training["gradients"]
 
 
-def test_an_engine_of_its_own_is_counted_where_it_is(plan_for):
-    asleep, awake = plan_for(CARD, *VLLM), plan_for(CARD, *VLLM, "rollout.sleep=false")
+def test_an_engine_of_its_own_is_counted_where_it_is(of_vllm):
+    asleep, awake = plan_for(of_vllm, CARD), plan_for(of_vllm, CARD, rollout__sleep=False)
     assert "engine's weights" not in asleep.training
     assert awake.training["engine's weights"] == 2 * SHAPE.numbers == asleep.sampling["engine's weights"]
     roomy = dataclasses.replace(CARD_140, second_free=CARD_140.free)
-    apart = *VLLM, "rollout.placement=second_gpu", "rollout.max_rows=4096"
-    alone, four = (plan_for(roomy, *apart, f"rollout.gpus={n}") for n in (1, 4))  # which share what is sampled
+    apart = altered(of_vllm, rollout__placement="second_gpu", rollout__max_rows=4096)
+    alone, four = (plan_for(apart, roomy, rollout__gpus=n) for n in (1, 4))  # which share what is sampled
     assert alone.second_gpu["engine's weights"] == four.second_gpu["engine's weights"] == 2 * SHAPE.numbers
     assert alone.second_gpu["KV cache"] > four.second_gpu["KV cache"]
     assert alone.training == four.training
     assert not {"engine's weights", "KV cache"} & (alone.training.keys() | alone.sampling.keys())
-    assert plan_for(CPU, *VLLM).training["engine's weights"] == 4 * SHAPE.numbers  # where sleep has no effect
+    assert plan_for(of_vllm, CPU).training["engine's weights"] == 4 * SHAPE.numbers  # where sleep has no effect
 
 
 def test_vllms_cache_leaves_room_for_what_the_plan_says(composed, policy):
     config = policy.model.config.get_text_config()
-    for words in ((), KL, ("optimizer=adamw_8bit",)):
-        run = typed(composed("rollout=vllm", *words))
+    plain = typed(composed("rollout=vllm"))
+    for run in (plain, altered(plain, **WITH_KL), altered(plain, optimizer="adamw_8bit")):
         longest = 160 + max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
         work = workload_of(run, shape_from(config.to_dict()), CPU, 160)
         held = p.plan_of(work, CPU).training
@@ -264,12 +271,12 @@ def test_a_control_groups_limit_bounds_the_memory(monkeypatch):
     assert processor() == Device("cpu", "the processor", 800_000, 1_000_000)
 
 
-def test_ranks_divide_what_is_held_or_add_a_bucket_and_never_what_is_computed(plan_for):
-    plan = partial(plan_for, CARD_80, *VLLM, *KL)
-    alone, whole = plan(), plan("gpus=2", "parallel=replicate")
+def test_ranks_divide_what_is_held_or_add_a_bucket_and_never_what_is_computed(of_vllm):
+    plan = partial(plan_for, altered(of_vllm, **WITH_KL), CARD_80)
+    alone, whole = plan(), plan(gpus="2", parallel="replicate")
     assert whole.training.pop("sum over ranks") >= 4 * SHAPE.vocab * SHAPE.width  # the embedding, in one piece
     assert (whole.training, whole.sampling, whole.main_memory) == (alone.training, alone.sampling, 0)
-    part = plan("gpus=8", "parallel=shard")
+    part = plan(gpus="8", parallel="shard")
     for name in ("weights", "moments", "reference model", "gradients"):
         assert part.training[name] == pytest.approx(alone.training[name] / 8, rel=1e-6)
     for name in ("activations", "cast weights", "logits, head"):
@@ -280,14 +287,14 @@ def test_ranks_divide_what_is_held_or_add_a_bucket_and_never_what_is_computed(pl
     assert part.sampling["engine's weights"] == alone.sampling["engine's weights"]
 
 
-def test_the_mode_is_that_of_the_plan_whatever_the_card(composed):
-    def mode(device, world, *words, shape=SHAPE):
-        return p.parallel_mode(typed(composed(*VLLM, *words)), shape, device, world)[0]
+def test_the_mode_is_that_of_the_plan_whatever_the_card(of_vllm):
+    def mode(device, world, shape=SHAPE, **settings):
+        return p.parallel_mode(altered(of_vllm, **settings), shape, device, world)[0]
 
-    assert mode(CARD_40, 2) == mode(CARD_80, 2, "gpus=2", "parallel=shard") == "shard"
-    assert mode(CARD_80, 1) == mode(CARD_80, 2) == mode(CARD_40, 2, "gpus=2", "parallel=replicate") == "replicate"
+    assert mode(CARD_40, 2) == mode(CARD_80, 2, gpus="2", parallel="shard") == "shard"
+    assert mode(CARD_80, 1) == mode(CARD_80, 2) == mode(CARD_40, 2, gpus="2", parallel="replicate") == "replicate"
     assert mode(dataclasses.replace(CARD_80, free=None), 2) == mode(CARD_40, 2, shape=None) == "replicate"
-    run = typed(composed(*VLLM, "gpus=4"))
+    run = altered(of_vllm, gpus="4")
     for device in (CARD_40, CARD_80):
         told = p.planned(run, device)
         assert told.plan.parallel == p.parallel_mode(run, SHAPE, device, 4)[0]
@@ -298,12 +305,12 @@ def test_the_mode_is_that_of_the_plan_whatever_the_card(composed):
         assert p.held_later(dataclasses.replace(told.work, parallel=told.plan.parallel)) == later
 
 
-def test_ranks_on_a_processor_share_its_memory_and_parts_are_a_way_to_fit(composed):
+def test_ranks_on_a_processor_share_its_memory_and_parts_are_a_way_to_fit(of_vllm):
     assert p.device_per_rank(CPU, 1) is CPU
-    assert p.planned(typed(composed(*VLLM, "gpus=4", "rollout=hf")), CPU).device.free == 4 << 30
-    told = p.figures(p.planned(typed(composed(*VLLM, "gpus=2", "parallel=shard")), CARD_80))
+    assert p.planned(altered(of_vllm, gpus="4", rollout__engine="hf"), CPU).device.free == 4 << 30
+    told = p.figures(p.planned(altered(of_vllm, gpus="2", parallel="shard"), CARD_80))
     assert (told["ranks"], told["parallel"]) == (2, "shard")
-    words = ("gpus=8", "parallel=replicate", "model.gradient_checkpointing=true", "micro_batch_tokens=2048")
-    cure = p.planned(typed(composed(*VLLM, *words)), CARD).cure
+    tight = {"gpus": "8", "parallel": "replicate", "micro_batch_tokens": 2048}
+    cure = p.planned(altered(of_vllm, model__gradient_checkpointing=True, **tight), CARD).cure
     assert "parallel=shard" in cure.overrides
     assert cure.same_result

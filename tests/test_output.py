@@ -43,22 +43,17 @@ def left_after(lines: int, *words: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "says"),
-    [
-        (lambda: 5, 5, ""),
+def test_an_end_is_one_line_and_its_exit_code_and_a_bug_keeps_its_traceback(capsys):
+    """Bug: a user's mistake is a traceback, or a full disk counts as a failed run."""
+    for command, code, says in (
+        (lambda: 5, 5, ""), (lambda: torch.empty(10**15), 4, "out of memory ([enforce fail"),
         (Mock(side_effect=DataError("no problem is left")), 3, "rlreason: no problem is left"),
         (Mock(side_effect=EngineError("the engine died")), 1, "rlreason: the engine died"),
         (Mock(side_effect=KeyboardInterrupt()), 130, "rlreason: stopped by a signal"),
-        (lambda: torch.empty(10**15), 4, "out of memory ([enforce fail"),
-    ],
-)
-def test_an_end_is_one_line_and_its_exit_code_and_a_bug_keeps_its_traceback(command, code, says, capsys):
-    """Bug: a user's mistake is a traceback, or a full disk counts as a failed run."""
-    assert exit_code_of(command) == code
-    said = capsys.readouterr().err.strip()
-    assert says in said
-    assert len(said.splitlines()) == bool(says)
+    ):  # fmt: skip
+        assert exit_code_of(command) == code
+        said = capsys.readouterr().err.strip()
+        assert (says in said, len(said.splitlines())) == (True, bool(says))
     with pytest.raises(ZeroDivisionError):
         exit_code_of(lambda: 1 // 0)
 

@@ -13,6 +13,7 @@ from rlreason.model.hours import CARDS, PARAMETERS, hours, tokens_of
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from rlreason.sweeps.texts import ONE_ON_POLICY, plan_text
+from tests.run_settings import altered
 from tests.starts import rlreason
 from tests.sweep_folders import answers, checked, sweep
 
@@ -110,33 +111,23 @@ def run(composed):
     return lambda *words: typed(composed("experiment=cs336_2025", "rollout=vllm", "data.path=a/b", *words))
 
 
-def test_the_published_step_gives_the_published_hours(run):
-    """Bug: a unit. 200 steps of 30 to 54 s are 1.7 to 3 h, and evaluations come on top."""
-    bare = run("eval_every=0", "interim_eval_problems=1", "eval.final_problems=1")
-    low, high = hours(bare, int(PARAMETERS), CARDS["h100"])
-    assert low == pytest.approx(200 * 30 / 3600, rel=0.01)
-    assert high == pytest.approx(200 * 54 / 3600, rel=0.01)
-    assert hours(run(), int(PARAMETERS), CARDS["h100"])[0] > low
+def test_the_published_step_gives_the_published_hours_and_tokens_grow_with_what_is_sampled_and_learned(run):
+    """Bug: a unit, epochs that count as sampling, or a limit of tokens that is not read.
 
-
-@pytest.mark.parametrize(
-    ("words", "factor"),
-    [
-        (["n_steps=100"], 0.5),
-        (["sampling.max_tokens=512"], 0.5),
-        (["rollout_batch_size=128", "train_batch_size=128"], 0.5),
-        (["loss=grpo_clip", "epochs_per_rollout=3"], 2.0),
-    ],
-)
-def test_tokens_grow_with_what_is_sampled_and_learned(run, words, factor):
-    """Bug: epochs count as sampling, or a limit of tokens is not read."""
-    few = ("eval_every=0", "interim_eval_problems=1", "eval.final_problems=1")
-    assert tokens_of(run(*few, *words)) == pytest.approx(factor * tokens_of(run(*few)), rel=0.01)
-
-
-@pytest.mark.parametrize("words", [["algorithm=sft", "data.train=x", "epochs=2", "n_steps=null"], ["algorithm=ei"]])
-def test_every_algorithm_has_its_tokens(run, words):
-    assert tokens_of(run(*words)) > 0
+    200 steps of 30 to 54 s are 1.7 to 3 h, and evaluations come on top.
+    """
+    whole, card = run(), (int(PARAMETERS), CARDS["h100"])
+    bare = altered(whole, eval_every=0, interim_eval_problems=1, eval__final_problems=1)
+    low, high = hours(bare, *card)
+    assert (low, high) == pytest.approx((200 * 30 / 3600, 200 * 54 / 3600), rel=0.01)
+    assert hours(whole, *card)[0] > low
+    for settings, factor in (
+        ({"n_steps": 100}, 0.5), ({"sampling__max_tokens": 512}, 0.5), ({"epochs_per_rollout": 3}, 2.0),
+        ({"rollout_batch_size": 128, "train_batch_size": 128}, 0.5),
+    ):  # fmt: skip
+        assert tokens_of(altered(bare, **settings)) == pytest.approx(factor * tokens_of(bare), rel=0.01)
+    for words in (["algorithm=sft", "data.train=x", "epochs=2", "n_steps=null"], ["algorithm=ei"]):
+        assert tokens_of(run(*words)) > 0
 
 
 def test_what_fits_has_the_most_seeds_then_the_most_steps(run):

@@ -19,15 +19,13 @@ import pandas as pd
 import pytest
 import torch
 from hydra import compose
-from omegaconf import OmegaConf
 
 from rlreason import train
 from rlreason.api.start import evaluation_settings, plain
-from rlreason.cli.check import check_command_line
-from rlreason.cli.compose import changed_run
+from rlreason.cli.check import reading
+from rlreason.cli.compose import changed_run, composed_run
 from rlreason.cli.flags import composing, group_options, read
 from rlreason.config.data import of_function
-from rlreason.config.store import typed
 from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
@@ -83,11 +81,8 @@ def mine(tmp_path, monkeypatch) -> str:
 
 def settings(*words: str):
     """The checked settings of these words, with the options that are no files."""
-    asked = check_command_line(["--cfg=job", *words])
-    with composing(asked):
-        cfg = compose("config", list(asked.overrides))
-        OmegaConf.resolve(cfg)
-        return typed(cfg)
+    with reading(read(words), str) as asked:
+        return composed_run(asked.overrides, "config").run
 
 
 def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):

@@ -13,6 +13,7 @@ import torch
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.hf import HFEngine
+from rlreason.errors import ConfigError
 from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
@@ -92,23 +93,28 @@ def test_an_error_of_the_thread_that_samples_ahead_ends_the_run(ahead):
 
 
 WORDS = (
-    "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=1", "checkpoint.every=1", "skip_solved=1",
+    "rollout_batch_size=16", "group_size=4", "eval_problems=4", "eval_every=1", "checkpoint.every=1", "skip_solved=1",
     "checkpoint.keep_final=true",
 )  # fmt: skip
 
 
-def test_a_finished_run_keeps_models_without_moments_and_one_that_a_budget_ended_keeps_them(tmp_path):
-    """Moments are two thirds of what a finished run leaves; the model, and what is no moment, stay whole."""
-    words = (*WORDS, "checkpoint.keep_final=false", "save_model=true")
-    trained(tmp_path, *words, "n_steps=3", "budget.steps=1")
+def test_a_run_that_a_budget_ended_can_be_given_more_and_a_finished_one_keeps_models_without_moments(tmp_path):
+    """Bug: a budget of tokens is overdrawn or the last word, or moments, two thirds of a finished run's files, stay."""
+    words = (*WORDS, "checkpoint.keep_final=false", "save_model=true", "n_steps=3")
+    words += ("eval_problems=null", "interim_eval_problems=4", "budget.tokens=450")  # 192 in a step, or nearly so
+    _, summary = trained(tmp_path, *words)
+    assert (summary["status"], summary["rollout_step"], summary["eval_problems"]) == ("budget", 2, 24)  # asks all
+    assert summary["tokens/generated"] <= 450
     assert all(moments_in(path) for path in checkpoints_in(tmp_path))
-    _, summary = trained(tmp_path, *words, "n_steps=3", "budget.steps=5")
+    with pytest.raises(ConfigError, match="a larger budget"):
+        trained(tmp_path, *words)
+    _, summary = trained(tmp_path, *words, "budget.tokens=9999")
+    assert (summary["status"], summary["rollout_step"]) == ("finished", 3)
     assert summary["checkpoints"]["moments_removed"] > 0
     for path in checkpoints_in(tmp_path):
-        assert checkpoint_fault(path) == ""
-        assert not moments_in(path)
+        assert (checkpoint_fault(path), moments_in(path)) == ("", 0)
         assert (path / "model" / "model.safetensors").is_file()
-    run, config = run_of(*words, "n_steps=4", "budget.steps=5")
+    run, config = run_of(*words, "n_steps=4", "budget.tokens=9999")
     said: list[str] = []
     train(run, RunWriter(tmp_path, config, trains=True, say=said.append), Console())
     assert "checkpoint.keep_final" in "".join(said)
@@ -125,7 +131,7 @@ class OwnWeights(HFEngine):
 
 def sampled_ahead(folder: Path, fails_in: int | None = None) -> None:
     """A run, or the rest of one, that samples one step ahead; an error ends it in this step."""
-    run, config = run_of(*WORDS, "n_steps=4")
+    run, config = run_of(*WORDS, "n_steps=3")
     console, records = Console(), RunWriter(folder, config, trains=True)
     parts = build_components(run, folder, console)
     engine = OwnWeights(parts.policy.copy())
@@ -148,10 +154,10 @@ def test_a_run_that_samples_ahead_goes_on_with_the_batch_that_it_had_in_hand(tmp
     """It was sampled by weights that are gone, and which pairs the grader remembers is part of the numbers."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     sampled_ahead(whole)
-    for fails_in in (2, 4):
+    for fails_in in (2, 3):
         with pytest.raises(RuntimeError, match="in the middle"):
             sampled_ahead(broken, fails_in)
     sampled_ahead(broken)
     assert rows_of(broken) == rows_of(whole)
     assert responses_of(broken) == responses_of(whole)
-    assert [row["rollout/staleness"] for row in rows_of(whole) if "rollout/staleness" in row] == [0, 1, 1, 1]
+    assert [row["rollout/staleness"] for row in rows_of(whole) if "rollout/staleness" in row] == [0, 1, 1]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,7 +25,7 @@ from rlreason.training.distributed import make_ranked_learner
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
-from tests.starts import ENV, ROOT, rlreason
+from tests.starts import ENV, ROOT, Started, rlreason
 from tests.test_trainer import SMALL, run_of, trained
 from tests.waiting import wait_for
 
@@ -60,6 +61,8 @@ def grouped_policy(tokenizer, tied: bool, products: torch.dtype, head: str, spre
 
 KL, CHECKPOINTING = ("kl_placement=loss", "kl_coef=0.1"), "model.gradient_checkpointing=true"
 HALF = ("model.dtype=bfloat16", "model.head=bfloat16")
+
+
 CASES = {  # name -> whether the head is tied, overrides
     "replicate": (True, ("parallel=replicate", *KL, "entropy_coef=0.01")),
     "shard, checkpointing": (True, ("parallel=shard", CHECKPOINTING)),
@@ -72,7 +75,16 @@ QUICK = ("replicate", "shard, checkpointing")
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK)) for name in CASES])
-def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, case):
+def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, monkeypatch, case):
+    started: list[Started] = []
+
+    def fork(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        started.append(Started(cwd=ROOT, **env))  # where its libraries are loaded
+        process = started[-1].process
+        return SimpleNamespace(poll=lambda: process.exitcode, wait=process.join, kill=process.kill)
+
+    instead = SimpleNamespace(Popen=fork, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("rlreason.training.distributed.subprocess", instead)
     tied, words = CASES[case]
     run, _ = run_of(*WORDS, *words)
     products = choose_dtype(run.model.dtype, Hardware())
@@ -109,7 +121,8 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
         assert (ranked.weights_are_finite(), ranked.broken_moments()) == (True, set())
     finally:
         ranked.ranks.close()
-    lines = [line for path in tmp_path.glob("ranks.log") for line in path.read_text().splitlines()]
+    ended = [rank.finished() for rank in started]
+    lines = [line for rank in ended for line in (rank.stdout + rank.stderr).splitlines()]
     assert not [line for line in lines if "gemm_4bit" not in line]  # which bitsandbytes lacks where peft imports it
 
 
@@ -163,7 +176,7 @@ def test_in_main_memory_nothing_is_brought_to_the_device(tokenizer, monkeypatch,
 
 
 ANY = (
-    "n_steps=5", "eval_every=2", "eval_problems=8", "micro_batch_tokens=100", "prompt.reward=own_reward:halves",
+    "n_steps=3", "eval_every=2", "eval_problems=8", "micro_batch_tokens=100", "prompt.reward=own_reward:halves",
     "sampling.max_tokens=24", "waits.run_s=120", "checkpoint.keep_final=true",
 )  # fmt: skip
 OF_RUN = (*ANY, "rollout_batch_size=16", "group_size=4")
@@ -202,7 +215,7 @@ def alone(tmp_path_factory):
     ],
 )
 def test_a_run_has_the_numbers_of_one_process_and_goes_on_with_any_number_in_any_mode(tmp_path, alone, first, then):
-    trained(tmp_path, *OF_RUN, "n_steps=3", *first)
+    trained(tmp_path, *OF_RUN, "n_steps=2", *first)
     assert not (tmp_path / "ranks.log").exists()  # no rank had anything to say
     assert_same(whole_steps(trained(tmp_path, *OF_RUN, *then)[0]), whole_steps(alone))
 

@@ -6,10 +6,11 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rlreason import Run, evaluate, train
+from rlreason import evaluate
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, rollout_metrics
@@ -27,8 +28,7 @@ from rlreason.training.algorithms import with_advantages
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append, lines_of
-from tests.starts import subcommand
-from tests.test_api import TINY
+from tests.starts import SMALL, subcommand
 
 
 def graded(problem_id, reward, ids=(1, 2)):
@@ -144,7 +144,7 @@ def test_responses_are_read_as_written_always_in_the_same_bytes_and_a_file_that_
 
 
 FACTS = ("data", "prompts", "model", "tokenizer", "sampling", "eval_sampling", "engine", "seeds", "device")
-JOB = tuple(word for word in TINY if not word.startswith(("n_steps", "rollout_batch", "group_size")))
+JOB = tuple(word for word in SMALL if not word.startswith(("n_steps", "rollout_batch", "group_size", "eval_every")))
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_provenance_names_the_machine_and_neither_its_host_nor_other_variables(m
     assert not {"host", "hostname", "user"} & (facts.keys() | facts["hardware"].keys())
 
 
-def facts_of(run: Run) -> dict:
+def facts_of(run: Any) -> dict:
     return json.loads((run.folder / "provenance.json").read_text())
 
 
@@ -241,8 +241,8 @@ def test_each_fact_follows_its_setting_alone(words, other, measured, tmp_path):
     assert {name for name in FACTS if facts[name] != measured[name]} == other
 
 
-def test_a_training_run_has_the_facts_of_its_start(tmp_path, measured):
+def test_a_training_run_has_the_facts_of_its_start(finished_run, measured):
     """Bug: the weights of a training run are hashed after it, or a fact is missing."""
-    facts = facts_of(train(*TINY, f"hydra.run.dir={tmp_path / 'run'}", quiet=True))
+    facts = facts_of(finished_run)
     same = {name for name in FACTS if facts[name] == measured[name]}
     assert {"model", "tokenizer", "prompts", "device", "engine"} <= same

@@ -2,25 +2,20 @@
 
 import io
 import json
-import random
 from dataclasses import fields
-from functools import reduce
 
 import pytest
 import torch
 
-from rlreason.config.data import HabitsConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.data.prepare import read_splits
-from rlreason.data.tasks import habit_trace
 from rlreason.errors import ConfigError
-from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.training import warm_start as starts
 from rlreason.training.build import make_policy
-from tests.run_settings import settings
-from tests.waiting import patient
+from tests.run_settings import altered, settings
+from tests.some import some
 from tools.start_model import make, settings_from, ship
 
 FOUR = tuple(dict.fromkeys(starts.SHARED))
@@ -54,25 +49,6 @@ def test_the_prompts_of_an_ablation_start_from_bit_equal_weights():
     assert not equal(first, begun("prompt=r1_zero", "model.seed=1", "model.cache=null")[0])
 
 
-@pytest.mark.parametrize("name", [*FOUR, "r1_zero_short"])
-def test_both_habits_are_written_as_the_prompts_reward_reads_them_and_fit(name):
-    prompt, rng, run = starts.shipped(name), random.Random(0), settings(f"prompt={name}", "data.n_train=128")
-    problems = read_splits(run.data, print)[0]
-    problem = max(problems, key=lambda p: len(p.solution))
-    form = starts.format_of(prompt)
-    habits = [HabitsConfig(hasty_share=share, slip_share=0.0) for share in (1.0, 0.0)]
-    hasty, careful = (habit_trace(problem, rng, one, form.trace) for one in habits)
-    assert (hasty.count("="), careful.count("=")) == (1, problem.solution.count("="))
-    with Grader(patient(), prompt.reward) as grader:
-        grades = grader.grade_batch([hasty, careful], [problem.answer] * 2)
-    assert [grade.format for grade in grades] == [1.0, 1.0]
-    assert grades[1].outcome == "correct"
-    assert all(careful.endswith(stop) for stop in prompt.stop)  # nothing is learned that would never be sampled
-    policy = make_policy(run, problems)
-    longest = max(len(policy.encode_prompt(form.prompt(p.question))) for p in problems) + run.sampling.max_tokens
-    assert longest <= policy.max_context < run.micro_batch_tokens
-
-
 def test_a_prompt_of_ones_own_has_a_warm_start_to_itself(tmp_path):
     mine, copy = tmp_path / "mine.prompt", tmp_path / "copy.prompt"
     mine.write_text("Q: {question}\nA:")
@@ -88,7 +64,7 @@ def test_a_prompt_of_ones_own_has_a_warm_start_to_itself(tmp_path):
 # Where it is found again
 
 
-@pytest.mark.parametrize("types", [(), ("model.weights=bfloat16",)])
+@pytest.mark.parametrize("types", some([(("model.weights=bfloat16",),), ((),)], 2))
 def test_what_is_found_is_what_would_be_made_also_without_a_cache_and_with_other_threads(tmp_path, types):
     """Else a run goes on with another start model, and is refused."""
     kept = (*types, f"model.cache={tmp_path}")
@@ -118,8 +94,8 @@ def recipe_for(run) -> tuple[dict, Policy]:
 @pytest.mark.parametrize(
     ("key", "value", "another"),
     [
-        ("model.width", 64, True), ("model.dtype", "bfloat16", True), ("data.n_train", 65, True),
-        ("prompt.file", "r1_zero.prompt", True), ("seed", 1, False), ("model.freeze", ["norm"], False),
+        ("model__width", 64, True), ("model__dtype", "bfloat16", True), ("data__n_train", 65, True),
+        ("prompt__file", "r1_zero.prompt", True), ("seed", 1, False), ("model__freeze", ["norm"], False),
     ],
 )  # fmt: skip
 def test_the_key_changes_with_whatever_changes_the_model_and_nothing_else(key, value, another, monkeypatch):
@@ -127,9 +103,7 @@ def test_the_key_changes_with_whatever_changes_the_model_and_nothing_else(key, v
     run = settings(*QUICK)
     recipe, policy = recipe_for(run)
     before = starts.hashed(recipe), starts.hashed(starts.maker_of(run.model, policy))
-    *groups, name = key.split(".")
-    setattr(reduce(getattr, groups, run), name, value)
-    recipe, policy = recipe_for(run)
+    recipe, policy = recipe_for(altered(run, **{key: value}))
     assert ((starts.hashed(recipe), starts.hashed(starts.maker_of(run.model, policy))) != before) == another
     assert {f.name for f in fields(run.model)} <= {*recipe, *starts.ROUNDING, *starts.AFTERWARDS}
 

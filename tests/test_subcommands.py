@@ -13,7 +13,8 @@ from rlreason.cli.flags import composing, config_of, keys_below, options_by_grou
 from rlreason.errors import ConfigError
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.starts import ENV, SMALL, subcommand
+from tests.small_runs import words_of
+from tests.starts import ENV, subcommand
 from tests.test_output import left_after
 
 CONFIG = "algorithm: grpo\nmodel: {name: tiny}\nprompt: {reward: r1_zero}\nloss: {loss_type: gspo}\nseed: 3\n"
@@ -37,8 +38,9 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_json_of_a_subcommand_holds_what_it_prints_or_is_not_written(run, tmp_path, capsys):
+def test_the_json_of_a_subcommand_holds_what_it_prints_or_is_not_written(run, tmp_path, capsys, monkeypatch):
     """Bug: figures of a file and of standard output differ, a text stands among them, or a mistake empties the file."""
+    monkeypatch.setattr("rlreason.cli.inspect.opinions", lambda rows, *_: [None] * len(rows))  # of a second grader
     target = tmp_path / "figures.json"
     assert subcommand("inspect", run, "--json", target) == 0
     said, before = capsys.readouterr().out, target.read_text()
@@ -93,8 +95,7 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_or_lonely_subc
 
 def test_a_reader_who_leaves_has_an_exit_code_and_loses_no_figures(run, tmp_path):
     """Bug: a broken pipe is a traceback, or loses the figures that were to be written."""
-    for target in ("-", str(tmp_path / "figures.json")):
-        assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json", target) == (141, "")
+    assert left_after(0, "-m", "rlreason", "inspect", str(run), "--json", str(tmp_path / "figures.json")) == (141, "")
     assert (tmp_path / "figures.json").exists(), "what was to be written was lost with the reader"
 
 
@@ -106,27 +107,31 @@ UNUSED = {
 #: What only a run has a use for, and no question about settings, check of a sweep or sweep itself.
 OF_RUNS = {"accelerate", "matplotlib", "safetensors", "scipy", "sympy", "torch", "transformers"}
 TELL = """
-import atexit, json, sys
+import json, sys
 from pathlib import Path
-atexit.register(lambda: Path("told").write_text(json.dumps(list(sys.modules))))
 from rlreason.__main__ import main
-main()
+told = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["rlreason", *words]
+    try:
+        main()
+    except SystemExit as end:
+        told.append([end.code, list(sys.modules)])
+Path("told").write_text(json.dumps(told))
 """
 
 
-def loaded(place: Path, *words: str, code: int = 0) -> set[str]:
-    """The modules of a command's process when it ends."""
-    argv = [sys.executable, "-c", TELL, *words]
-    done = subprocess.run(argv, cwd=place, env=os.environ | ENV, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    return set(json.loads((place / "told").read_text()))
+def loaded(place: Path, *commands: list[str]) -> list[tuple[int, set[str]]]:
+    """Exit code and modules loaded by then of commands that one process runs one after the other."""
+    argv = [sys.executable, "-c", TELL, json.dumps(commands)]
+    subprocess.run(argv, cwd=place, env=os.environ | ENV, stdout=subprocess.DEVNULL, check=True)
+    return [(code, set(modules)) for code, modules in json.loads((place / "told").read_text())]
 
 
 def test_a_run_loads_nothing_that_it_has_no_use_for_and_a_question_or_mistake_no_library_of_runs(run, tmp_path):
     """Bug: an import at the top of a module makes every `--help` and every subcommand wait for torch."""
-    assert not loaded(tmp_path, "inspect", str(run)) & {*OF_RUNS, *UNUSED, "hydra"}
-    for words, code in ((["--help"], 0), (["--cfg", "job"], 0), (["inspct"], 2)):
-        assert not loaded(tmp_path, *words, code=code) & (OF_RUNS | UNUSED), words
-    modules = loaded(tmp_path, *SMALL, "n_steps=1", "hydra.run.dir=run")
-    assert "torch" in modules
-    assert not modules & UNUSED
+    light = ["inspect", str(run)], ["inspct"], ["--help"], ["--cfg", "job"]
+    *questions, (code, modules) = loaded(tmp_path, *light, words_of("n_steps=1"))
+    assert not questions[0][1] & {*OF_RUNS, *UNUSED, "hydra"}
+    assert [(code, modules & (OF_RUNS | UNUSED)) for code, modules in questions] == [(c, set()) for c in (0, 2, 0, 0)]
+    assert (code, modules & {"torch", *UNUSED}) == (0, {"torch"})

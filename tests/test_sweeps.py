@@ -127,6 +127,7 @@ def set_up(runs, *words: str, jobs: int | None = None, per_run: int | None = Non
 
 
 def test_runs_side_by_side_and_what_slurm_is_asked_for_follow_from_gpus_and_what_was_typed(monkeypatch, composed):
+    """Bug: jobs=3 on two GPUs starts a third run without a GPU of its own, which sees them all."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for given, found in (("GPU-a, 3", ["GPU-a", "3"]), ("", [])):
         monkeypatch.setenv("RLREASON_GPUS", given)
@@ -162,10 +163,6 @@ def test_runs_side_by_side_and_what_slurm_is_asked_for_follow_from_gpus_and_what
     ):
         mine = set_up(nine, "hydra/launcher=submitit_slurm", *words, **more)
         assert mine.words == [f"hydra.launcher.{word}" for word in expected]
-
-
-def test_no_more_runs_at_a_time_than_the_gpus_have_room_for():
-    """Bug: jobs=3 on two GPUs starts a third run without a GPU of its own, which sees them all."""
     for jobs, gpus, each, expected in ((3, "ab", 1, ["a", "b"]), (2, "abcd", 3, ["abc"]), (2, "", 1, ["", ""])):
         launcher = Processes(jobs, list(gpus), each, preload=False)
         assert ["".join(of_job) for of_job, _ in places(launcher)] == expected

@@ -7,18 +7,18 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
 from rlreason.records.console import Console
-from rlreason.records.reader import STATUSES, ended_by_itself
+from rlreason.records.reader import STATUSES, RunFolder, ended_by_itself
 from rlreason.records.rows import Counters
+from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import build_components
 from rlreason.training.train import train
 from tests.run_records import lines_of
+from tests.run_settings import composed
 from tests.test_end_to_end import no_metric_lacks_an_axis
 
 SMALL = (
@@ -30,8 +30,7 @@ SMALL = (
 def run_of(*words: str):
     """The settings of a small run; of the built-in model, where the words give no other."""
     small = [word for word in SMALL if "model=local" not in words or not word.startswith("model.")]
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        cfg = compose("config", [*small, *words])
+    cfg = composed(*small, *words)
     OmegaConf.resolve(cfg)
     return typed(cfg), OmegaConf.to_yaml(cfg)
 
@@ -83,15 +82,6 @@ def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated
         assert row[f"rollout/entropy_{outcome}"] == pytest.approx(sum(values) / len(values), abs=1e-4)
 
 
-def test_a_run_whose_updates_all_overflow_is_no_finished_one(tmp_path):
-    """Bug: its weights have never moved, and it ends with exit code 0."""
-    words = ("algorithm=sft", "n_steps=2", "train_batch_size=4", "model.dtype=float16")
-    _, summary = trained(tmp_path / "run", *words, "length_norm=constant", "length_norm.constant=0.0001")
-    assert (summary["status"], summary["reason"].partition(" in ")[0]) == (
-        "diverged:gradient", "no update was taken: all 2 overflowed"
-    )  # fmt: skip
-
-
 def test_the_documented_statuses_and_counters_are_the_ones_there_are():
     text = (Path(__file__).parents[1] / "docs/runs.md").read_text()
     for name, code in STATUSES.items():
@@ -100,9 +90,14 @@ def test_the_documented_statuses_and_counters_are_the_ones_there_are():
     assert re.findall(r"^\| `(\w+|\w+/\w+)` \| ", text.partition("## Counters")[2], re.M) == list(Counters().row())
 
 
-def test_the_only_step_of_a_run_is_traced_with_its_phases(tmp_path):
-    """Bug: a short run has no profile, or one without the names of its phases."""
-    trained(tmp_path, "algorithm=sft", "train_batch_size=8", "n_steps=1", "eval_problems=4", "profile=true")
+def test_the_only_step_of_a_run_is_traced_and_one_whose_updates_all_overflow_is_no_finished_one(tmp_path):
+    """Bug: a short run has no profile, or one without its phases; weights that never moved end with exit code 0."""
+    words = ("algorithm=sft", "train_batch_size=8", "n_steps=1", "eval_problems=4", "profile=true")
+    float16 = ("model.dtype=float16", "length_norm=constant", "length_norm.constant=0.0001")
+    _, summary = trained(tmp_path, *words, *float16)
+    found = summary["status"], summary["reason"].partition(" in ")[0]
+    assert found == ("diverged:gradient", "no update was taken: all 1 overflowed")
+    assert draw_curves(RunFolder(tmp_path)).read_bytes().startswith(b"\x89PNG")  # which runs of tests leave out
     assert no_metric_lacks_an_axis(tmp_path)
     assert (tmp_path / "profile.md").read_text().startswith("Step 1:")
     with gzip.open(tmp_path / "profile.json.gz") as file:

@@ -19,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlreason import train
 from rlreason.errors import ConfigError
 from rlreason.model.chat import Chat
 from rlreason.model.parameters import build_model, build_tokenizer
@@ -49,20 +50,6 @@ def test_no_control_character_is_left_and_nothing_else_is_touched(text):
     assert shown == text or OBEYED.search(text)
 
 
-def seen_in_a_terminal(*words: str, cwd: Path, **env: str) -> tuple[int, str]:
-    """(exit code, all that a command writes to a terminal, its standard output and standard error)."""
-    ours, theirs = pty.openpty()
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"} | env
-    with subprocess.Popen([sys.executable, *words], cwd=cwd, env=environ, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        parts = []
-        with suppress(OSError):  # the end of a terminal
-            while part := os.read(ours, 1 << 16):
-                parts.append(part)
-        os.close(ours)
-        return process.wait(600), b"".join(parts).decode()
-
-
 SAYS = f"""
 import sys, time
 from rlreason.records.console import exit_code_of
@@ -89,10 +76,18 @@ sys.exit(exit_code_of(command))
 """
 
 
-def test_every_way_to_the_terminal_shows_what_others_wrote(tmp_path):
+def test_every_way_to_the_terminal_shows_what_others_wrote():
     """Bug: one way of printing that passes on what it was given."""
-    code, written = seen_in_a_terminal("-c", SAYS, cwd=tmp_path)
-    assert (code, obeyed_in(written)) == (2, [])
+    ours, theirs = pty.openpty()
+    env, parts = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"}, []
+    with subprocess.Popen([sys.executable, "-c", SAYS], env=env, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        with suppress(OSError):  # the end of a terminal
+            while part := os.read(ours, 1 << 16):
+                parts.append(part)
+    os.close(ours)
+    written = b"".join(parts).decode()
+    assert (process.returncode, obeyed_in(written)) == (2, [])
     assert written.count(r"\x1b]0;title\x07") >= 7
     assert written.count(LINE_ANEW) >= 4  # our own code is still one
     assert f"{LINE_ANEW}on standard error" in written
@@ -112,7 +107,7 @@ def test_pictures_and_logs_of_a_run_can_be_read_in_a_terminal(tmp_path, recwarn)
     assert (obeyed_in(written), "loading 1%\nloading 2%\n" in written) == ([], True)
 
 
-def test_a_run_and_inspect_show_what_its_model_and_its_data_say(tmp_path, capsys):
+def test_a_run_and_inspect_show_what_its_model_and_its_data_say(tmp_path, monkeypatch, capsys):
     """Bug: a record of a run that holds a secret or an obeyed sequence, from a model whose vocabulary has them."""
     tokenizer = build_tokenizer(["How many? 12 a b c"], 300)
     tokenizer.add_tokens([text * times for text in HOSTILE for times in range(1, 13)])
@@ -121,15 +116,16 @@ def test_a_run_and_inspect_show_what_its_model_and_its_data_say(tmp_path, capsys
         rows = [{"question": f"{half} {i}+1? {ALL} ${{oc.env:HOME}} {{0}}", "answer": f"{half}{i}"} for i in range(12)]
         (tmp_path / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [
-        "model=local", "model.path=model", "data=jsonl", "data.path=.", "prompt=question_only", "n_steps=2",
-        "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=1", "sampling.max_tokens=16",
-        "checkpoint.every=1", "logger=tensorboard", "log_generations=4", "hydra.run.dir=out", "threads=1",
+        "model=local", "model.path=model", "data=jsonl", "data.path=.", "prompt=question_only", "n_steps=1",
+        "rollout_batch_size=16", "group_size=4", "eval_problems=8", "sampling.max_tokens=16", "checkpoint.every=1",
+        "hydra.run.dir=out", "threads=1",
     ]  # fmt: skip
     secret = "hf_" + "Secret7" * 5
-    code, written = seen_in_a_terminal("-m", "rlreason", *words, cwd=tmp_path, MY_API_KEY=secret)
+    monkeypatch.setenv("MY_API_KEY", secret)
+    monkeypatch.chdir(tmp_path)
+    folder = train(*words).folder
+    written = "".join(capsys.readouterr())
     assert secret not in written
-    folder = tmp_path / "out"
-    assert code == 0, written
     responses = [json.loads(line)["response"] for file in (folder / "rollouts").iterdir() for line in opened(file)]
     assert all(any(text in response for response in responses) for text in HOSTILE)  # as they were
     assert (obeyed_in(written), r"\x1b[2J" in written) == ([], True)
@@ -235,14 +231,15 @@ ALLOWED = {
 
 def test_nothing_in_the_package_evaluates_text_or_reads_a_pickle():
     """Bug: a new call that runs a text as a program."""
-    found = set()
+    found, last = set(), {call.rpartition(".")[2] for call in FORBIDDEN} | {"from_pretrained"}
     for path in sorted((ROOT / "rlreason").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and (called := ast.unparse(node.func)) in FORBIDDEN:
-                found.add((str(path.relative_to(ROOT / "rlreason")), called))
             if isinstance(node, ast.keyword) and node.arg in ("shell", "trust_remote_code", "allow_pickle"):
                 assert ast.unparse(node.value) == "False", f"{path}:{node.value.lineno}"
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained"):
-                given = ast.unparse(node)
-                assert "trust_remote_code=False" in given or "NOTHING_RUNS" in given, f"{path}:{node.lineno}"
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in last:
+                called, given = ast.unparse(node.func), ast.unparse(node)
+                if called in FORBIDDEN:
+                    found.add((str(path.relative_to(ROOT / "rlreason")), called))
+                if called.endswith(".from_pretrained"):
+                    assert "trust_remote_code=False" in given or "NOTHING_RUNS" in given, f"{path}:{node.lineno}"
     assert found == ALLOWED

@@ -15,6 +15,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
 from rlreason.grading.grader import GRADER_VERSION
@@ -23,49 +25,8 @@ FOLDER = Path(__file__).parent / "grading_cases"
 RECORD = FOLDER / "verdicts.txt"
 FORMS = (FOLDER / "number_forms.txt").read_text(encoding="utf-8").splitlines()
 COUNTDOWN = "rlreason.grading.verifiers.countdown"
-
-#: (formatted, right) -> responses to the gold 38.
-R1_ZERO = {
-    (1, 1): [
-        "</think> <answer>38</answer>", "</think> <answer>38</answer></answer>", r"</think> <answer>$38$ ;</answer>",
-        "</think> <answer>1</answer> </think> <answer>38</answer>", r"</think> <answer>it is \boxed{38}</answer>",
-        r"</think> <answer>\boxed{1} \boxed{38}</answer>", r"</think> <answer>it is $\boxed 38$.</answer>",
-        r"</think> <answer>\text{\$}38.00</answer>",
-    ],
-    (1, 0): [
-        "</think> <answer>38</answer> done", "</think> <answer>3</answer>8", r"</think> <answer>38,,</answer>",
-        "</think> <answer>38</answer> </think> <answer>1</answer>", "</think> <answer>37</answer> <answer>38",
-        r"</think> <answer>\boxed{38</answer>", r"</think> <answer>\text{\$}39</answer>",
-        "</think> <answer></answer>", "</think> <answer>39</answer>",
-    ],
-    (0, 0): [
-        "</think><answer>38</answer>", "</think>  <answer>38</answer>", "</think>\n<answer>38</answer>", "",
-        "<answer>38</answer>", "</think> <answer>38", "</answer> </think> <answer>38",
-    ],
-}  # fmt: skip
-R1_ZERO_FORMAT = [(response, *marks) for marks, responses in R1_ZERO.items() for response in responses]
-QUESTION_ONLY = (
-    r"so \boxed{38}", r"\boxed{1} no, \boxed{38}.", r"\boxed 38", r"so \boxed38.", r"\boxed\frac{76}{2}",
-    r"\boxed{\text{38}}", r"\boxed{38} no, \boxed{1}", r"\boxed 3 8", r"\boxed{}", r"\boxed{38} and \boxed{39",
-    r"the \boxed environment", r"\fbox{38}", "38",
-)  # fmt: skip
-#: (extract, answer) for the gold 38.
-EXTRACTED = (
-    ("strict", "She sold 38 clips."), ("last_number", "She sold 38 clips."), ("sentence", "She sold 38 clips."),
-    ("last_number", "She sold 38 or 39 clips"), ("last_number", "It is not 38"), ("last_number", "Of 40 clips, 38"),
-    ("sentence", r"The answer is \frac{76}{2}."), ("sentence", r"Maybe the answer is 38"),
-    ("last_number", "The total is $38."),
-)  # fmt: skip
-#: (settings, answer, gold)
-TOLERATED: list[tuple[dict[str, Any], str, str]] = [
-    ({}, r"38\%", "38"), ({"percent": False}, r"38\%", "38"), ({"percent": False}, r"38\%", "0.38"),
-    ({}, "0.3333", r"\frac13"), ({"rel_tol": 1e-3}, "0.3333", r"\frac13"), ({"rel_tol": 1e-3}, "0.3334", r"\frac13"),
-    ({"rel_tol": 0.0}, "0.333333", r"\frac13"),
-]  # fmt: skip
-#: Answers to 3 5 7 -> 22.
-EQUATIONS = (
-    "3 * 5 + 7", "(7 + (3 * 5))", r"3 \times 5 + 7", "22", "3 * 5 + 7 = 22", "3 * 5", "3 ** 5 - 7", "35 - 7 * 1",
-)  # fmt: skip
+FORMATS = yaml.safe_load((FOLDER / "formats.yaml").read_text(encoding="utf-8"))
+R1_ZERO_FORMAT = [(text, of["formatted"], of["right"]) for of in FORMATS["r1_zero"] for text in of["responses"]]
 
 
 class Case(NamedTuple):
@@ -105,12 +66,12 @@ def all_cases() -> list[Case]:
     cases = [
         *(Case("r1_zero", tagged(answer), gold) for answer, gold in sides),
         *(Case("r1_zero", response, "38") for response, *_ in R1_ZERO_FORMAT),
-        *(Case("question_only", response, "38") for response in QUESTION_ONLY),
-        *(Case("r1_zero", tagged(answer), "38", (("extract", extract),)) for extract, answer in EXTRACTED),
-        *(Case("r1_zero", tagged(answer), gold, tuple(own.items())) for own, answer, gold in TOLERATED),
+        *(Case("question_only", response, "38") for response in FORMATS["question_only"]),
+        *(Case("r1_zero", tagged(answer), "38", (("extract", extract),)) for extract, answer in FORMATS["extracted"]),
+        *(Case("r1_zero", tagged(answer), gold, tuple(own.items())) for own, answer, gold in FORMATS["tolerated"]),
         # In process: what the symbolic library would spend its time limit on is no right answer either way.
         *(Case("r1_zero", tagged(of), gold, (("symbolic", False),)) for of in hostile for gold in ("38", "1/2")),
-        *(Case(f"{COUNTDOWN}:r1_zero", tagged(answer), "3 5 7 -> 22") for answer in EQUATIONS),
+        *(Case(f"{COUNTDOWN}:r1_zero", tagged(answer), "3 5 7 -> 22") for answer in FORMATS["equations"]),
     ]
     return list(dict.fromkeys(cases))
 

@@ -4,12 +4,14 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import DictConfig, OmegaConf
 
@@ -135,9 +137,17 @@ def composing(request: Request) -> Iterator[None]:
     """Make Hydra ready for the block to compose the request, which finds those of --config-dir."""
     register()
     folder = request.flags.get("config_dir")
+    if folder:
+        of_options.cache_clear()  # its files may have changed
     SEARCHED[:] = [("command-line", f"file://{folder}"), OWN] if folder else [OWN]
     with initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):
         yield
+
+
+@cache
+def of_options(place: str, name: str, *options: str) -> DictConfig:
+    """Return the config of options alone, with Hydra's part, where Hydra searches this `place`."""
+    return compose(name, list(options), return_hydra_config=True)
 
 
 # What Hydra finds: groups with their options, and the keys of a config
@@ -148,6 +158,12 @@ INTERNAL_GROUPS = ("hydra", "schema")
 def sources() -> list[ConfigSource]:
     """Return the places that Hydra searches, in order; it must be ready to compose."""
     return GlobalHydra.instance().config_loader().get_sources()
+
+
+def chooses(word: Override) -> bool:
+    """Return whether an override does more than to give a setting a value. Hydra must be ready to compose."""
+    plain = not word.package and not str(word.input_line).startswith(("+", "~", "hydra"))
+    return not plain or any(source.is_group(word.key_or_group) for source in sources())
 
 
 def group_options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.compose import check_start, composed, composed_run, refuse_unread
+from rlreason.cli.compose import check_start, composed, composed_alike, composed_run, refuse_unread
 from rlreason.cli.flags import Request, keys_below, options_by_group, sources
 from rlreason.cli.mistakes import refuse_wrong_words
 from rlreason.cli.names import translated
@@ -90,7 +90,7 @@ def checked_sweep(request: Request, note: Note) -> list[CheckedSweep]:
 
 def shared_config(request: Request) -> DictConfig:
     """Return the config of what all runs of a sweep share; Hydra's part has the options of the sweep."""
-    return composed(fixed(request.overrides), request.config_name)
+    return composed_alike(fixed(request.overrides), request.config_name)
 
 
 def file_of(overrides: Sequence[str]) -> SweepFile:
@@ -114,7 +114,7 @@ def checked_stage(
     of_chain = ("sweep", "hydra.sweep.dir", "hydra.sweeper.sweep_name")
     words = [word for word in request.overrides if key_of(word) not in of_chain]
     choices = fixed([word for word in words if key_of(word) in groups])
-    keys = {one: set(keys_below(composed([f"sweep={one}", *choices], request.config_name))) for one in chain}
+    keys = {one: set(keys_below(composed_alike([f"sweep={one}", *choices], request.config_name))) for one in chain}
     elsewhere = set[str]().union(*keys.values()) - keys[stage] - groups.keys()  # settings of other stages alone
     words = [f"sweep={stage}", *(word for word in words if key_of(word) not in elsewhere)]
     words += [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
@@ -155,7 +155,7 @@ def designed(
     file = replace(file, axes=dict(word.split("=", 1) for word in axes))
     grid = grid_of(words, file, carried, note)
     folder = folder or folder_of(words, grid.swept, base, base.hydra.sweeper.sweep_name)
-    return design_of(grid, file, folder, lambda overrides: composed(overrides, name), str(base.seed)), folder
+    return design_of(grid, file, folder, lambda overrides: composed_alike(overrides, name), str(base.seed)), folder
 
 
 def _checked(
