@@ -6,8 +6,8 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOKENS = 245_200  # of code in rlreason/; it only falls, or is raised with a reason in CHANGELOG.md
-MODULES = 164
+TOKENS = 251_600  # of code in rlreason/; it only falls, or is raised with a reason in CHANGELOG.md
+MODULES = 165
 TOP_LEVEL_FILES = 10
 FUNCTION_LINES = 80
 FILE_LINES = {"rlreason/training/trainer.py": 200}  # 500 for all others
