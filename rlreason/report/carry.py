@@ -178,11 +178,13 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     """Look at the first `seeds` seeds of a sweep: return the settings that get no more, with why, and those that do,
     the reference too.
 
-    `stopped`: by earlier looks. A setting of which fewer than two runs have an accuracy is in neither.
+    `stopped`: by earlier looks. A setting of which fewer than two runs have an accuracy is in neither. The runs' own
+    validation decides; `eval.sets` belong to the family that is corrected.
     """
     study = read_study([folder])
     settings = [Setting(one.key, one.label, [run for run in one.runs if run.seed < seeds]) for one in study.settings]
-    verdicts = zip(settings[1:], verdicts_of(replace(study, settings=settings)), strict=True)
+    own = [verdict for verdict in verdicts_of(replace(study, settings=settings)) if not verdict.of_set]
+    verdicts = zip(settings[1:], own, strict=True)
     measured = {one.key for one in settings if len(one.accuracies) > 1}
     judged = {one.key: verdict for one, verdict in verdicts if {one.key, settings[0].key} <= measured - stopped}
     undecided = sum(verdict.outcome == "cannot tell" for verdict in judged.values())
