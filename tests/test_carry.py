@@ -154,6 +154,17 @@ def test_a_look_decides_by_the_runs_own_validation(tmp_path):
     assert (look(tmp_path / "s", 4, set()), "better" in before[0].values()) == (before, True)
 
 
+def test_a_failed_run_makes_no_look_give_a_setting_up(tmp_path):
+    """Bug: a failed run leaves a look two seeds, by which settings are given up for good, also once it has been run."""
+    right = {"1e-4": (0, 0.5), "1e-3": (30, 0.53), "1e-2": (60, 0.53)}
+    state = rates(tmp_path / "s", lambda value, seed: answers(seed + right[value][0], right[value][1]))
+    write_state(tmp_path / "s", replace(state, max_seeds=6))
+    assert [*look(tmp_path / "s", 4, set())[0].values()] == ["unlikely to be decided with 6"]
+    shutil.rmtree(tmp_path / "s" / "learning_rate=1e-4,seed=1")
+    ended, going = look(tmp_path / "s", 3, set())
+    assert (ended, len(going)) == ({}, 3)
+
+
 def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path):
     """Bug: where two problems ask the same, a setting that diverged has another number of questions, and it ends; a
     setting that is worse in two of four subjects is stopped as if each problem told of it anew."""

@@ -192,6 +192,8 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     for key, verdict in judged.items():
         if verdict.outcome != "cannot tell" or verdict.difference is None or seeds == study.max_seeds:
             ended[key] = verdict.outcome or verdict.word
+        elif verdict.difference.seeds < seeds:  # a run has failed, and may be run again
+            going |= {key, settings[0].key}
         elif chance(verdict.difference, study.max_seeds, undecided, EQUAL_WITHIN) < UNLIKELY:
             ended[key] = f"unlikely to be decided with {study.max_seeds}"
         else:
