@@ -1,7 +1,9 @@
 """What a finished sweep hands on to the next one, and which settings of a running one are stopped."""
 
 import json
+import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from rlreason.cli.sweep import print_table
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
-from rlreason.report.carry import carry, losers, sweep_folder, why_dominated
+from rlreason.report.carry import carry, look, losers, sweep_folder, why_dominated
 from rlreason.report.study import purposes
 from rlreason.sweeps.state import DOMINATED, SweepState, begun, read_state, write_state
 from tests.sweep_folders import PROTOCOL, Answers, answers, checked, designed, sweep
@@ -139,6 +141,28 @@ def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_anoth
     assert sweep_folder("grpo_learning_rate", *tiny).name == "grpo_learning_rate,experiment=x"
     with pytest.raises(ConfigError, match="carry=grpo_learning_rat "):
         sweep_folder("grpo_learning_rat")
+
+
+def test_a_look_decides_by_the_runs_own_validation(tmp_path):
+    """Bug: a look at runs that were measured on `eval.sets` too ends in a traceback, or decides by another set."""
+    state = rates(tmp_path / "s", lambda value, seed: answers(seed, 0.8 if value == "1e-3" else 0.5))
+    write_state(tmp_path / "s", replace(state, max_seeds=8))
+    before = look(tmp_path / "s", 4, set())
+    for run in (tmp_path / "s").glob("learning_rate=*"):
+        shutil.copytree(run / "evals", tmp_path / run.name)
+        shutil.move(tmp_path / run.name, run / "evals" / "hard")
+    assert (look(tmp_path / "s", 4, set()), "better" in before[0].values()) == (before, True)
+
+
+def test_a_failed_run_makes_no_look_give_a_setting_up(tmp_path):
+    """Bug: a failed run leaves a look two seeds, by which settings are given up for good, also once it has been run."""
+    right = {"1e-4": (0, 0.5), "1e-3": (30, 0.53), "1e-2": (60, 0.53)}
+    state = rates(tmp_path / "s", lambda value, seed: answers(seed + right[value][0], right[value][1]))
+    write_state(tmp_path / "s", replace(state, max_seeds=6))
+    assert [*look(tmp_path / "s", 4, set())[0].values()] == ["unlikely to be decided with 6"]
+    shutil.rmtree(tmp_path / "s" / "learning_rate=1e-4,seed=1")
+    ended, going = look(tmp_path / "s", 3, set())
+    assert (ended, len(going)) == ({}, 3)
 
 
 def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path):

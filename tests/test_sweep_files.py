@@ -95,8 +95,8 @@ def test_a_sweep_has_a_folder_of_its_own_and_its_options_reach_no_run(tmp_path, 
     assert asked.design.runs[0].overrides == ["loss=gspo", "seed=0"]
     for word in ("jobs=0", "dry=maybe", "sweep_name=a/b", "carry=nowhere", "carry=[]", "gpus_per_run=-1"):
         assert mistake("seed=0,1", word).startswith(f"{word} ")
-    for word in ("max_seeds=3", "loss=gspo", "monitors.dominated=stop", "sweep=grpo_assignment"):
-        loss = ["loss=gspo,cispo"] * word.startswith("m")
+    for word in ("max_seeds=3", "loss=gspo", "monitors.dominated=stop", "sweep=grpo_assignment", "seed=0,1"):
+        loss = ["loss=gspo,cispo"] * word.startswith(("m", "seed"))
         assert mistake("seed=auto", word, *loss).startswith((word, "seed=auto"))
     with pytest.raises(ConfigError, match=r"^jobs=2 "):
         check_command_line(["seed=0", "jobs=2"])

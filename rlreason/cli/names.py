@@ -97,15 +97,17 @@ def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:
 
     >>> sweep_options_spelt(["seed=0,1", "jobs=2", "carry=a,b=c,d=e", "sweep_name=x=1"], multirun=True)
     ['seed=0,1', 'hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a,b=c,d=e']", "hydra.sweeper.sweep_name='x=1'"]
-    >>> sweep_options_spelt(["seed=auto", "max_seeds=4"], multirun=True)
-    ['seed=0,1,2,3', 'hydra.sweeper.max_seeds=4']
+    >>> sweep_options_spelt(["max_seeds=8", "seed=auto", "max_seeds=4"], multirun=True)
+    ['hydra.sweeper.max_seeds=8', 'seed=0,1,2,3', 'hydra.sweeper.max_seeds=4']
     """
     spelt, options = list[str](), TABLES["sweep_options"]
-    limit = next((word for word in overrides if word.startswith(MAX_SEEDS)), "")
+    limit = next((word for word in reversed(overrides) if word.startswith(MAX_SEEDS)), "")
     if AUTO in overrides and not limit:
         overrides = [*overrides, limit := f"{MAX_SEEDS}8"]
     if limit and AUTO not in overrides:
         raise ConfigError(f"{limit} is for {AUTO}, which adds seeds where they decide: give both, or leave it out")
+    if AUTO in overrides and (seeds := [word for word in overrides if word.startswith("seed=") and word != AUTO]):
+        raise ConfigError(f"{AUTO} {seeds[0]}: seeds are added by looks, or typed: leave one of them out")
     for word in overrides:
         if word == AUTO and multirun:  # runs of all these seeds are designed, and begun only where they decide
             most = limit.removeprefix(MAX_SEEDS)

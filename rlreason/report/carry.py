@@ -178,11 +178,13 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     """Look at the first `seeds` seeds of a sweep: return the settings that get no more, with why, and those that do,
     the reference too.
 
-    `stopped`: by earlier looks. A setting of which fewer than two runs have an accuracy is in neither.
+    `stopped`: by earlier looks. A setting of which fewer than two runs have an accuracy is in neither. The runs' own
+    validation decides; `eval.sets` belong to the family that is corrected.
     """
     study = read_study([folder])
     settings = [Setting(one.key, one.label, [run for run in one.runs if run.seed < seeds]) for one in study.settings]
-    verdicts = zip(settings[1:], verdicts_of(replace(study, settings=settings)), strict=True)
+    own = [verdict for verdict in verdicts_of(replace(study, settings=settings)) if not verdict.of_set]
+    verdicts = zip(settings[1:], own, strict=True)
     measured = {one.key for one in settings if len(one.accuracies) > 1}
     judged = {one.key: verdict for one, verdict in verdicts if {one.key, settings[0].key} <= measured - stopped}
     undecided = sum(verdict.outcome == "cannot tell" for verdict in judged.values())
@@ -190,6 +192,8 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     for key, verdict in judged.items():
         if verdict.outcome != "cannot tell" or verdict.difference is None or seeds == study.max_seeds:
             ended[key] = verdict.outcome or verdict.word
+        elif verdict.difference.seeds < seeds:  # a run has failed, and may be run again
+            going |= {key, settings[0].key}
         elif chance(verdict.difference, study.max_seeds, undecided, EQUAL_WITHIN) < UNLIKELY:
             ended[key] = f"unlikely to be decided with {study.max_seeds}"
         else:

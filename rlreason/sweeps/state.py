@@ -209,17 +209,22 @@ def looks_text(state: SweepState) -> str:
 def begun(state: SweepState, folder: Path) -> SweepState:
     """Return the state of a designed sweep as it begins, or resumes: with what its folder records of earlier runs."""
     before = read_state(folder) if (folder / FILE).exists() or runs_in(folder) else replace(state, runs=[])
-    old = {run.name: run for run in before.runs}
-    runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
-    for was in old.values():  # of other seeds or values, typed earlier
-        same_axes = list(was.setting) == [key for key in state.axes if key in was.setting]
-        runs += [was] if same_axes and (folder / was.name / SUMMARY).exists() else []
-    state = replace(state, status="running", runs=runs, carried=state.carried or before.carried, looks=before.looks)
     if before.looks and state.max_seeds not in (0, before.max_seeds):
         raise ConfigError(
             f"max_seeds={state.max_seeds}: {folder} was begun with max_seeds={before.max_seeds}, whose looks have "
             "spent their part of the 5%: keep it, or give the sweep a folder of its own (sweep_name=NAME)"
         )
+    if before.looks and (more := [run.seed for run in state.runs if run.seed >= before.max_seeds]):
+        raise ConfigError(
+            f"seed={more[0]}: the looks of {folder} with up to max_seeds={before.max_seeds} seeds have spent the 5%: "
+            "give more seeds a folder of their own (sweep_name=NAME)"
+        )
+    old = {run.name: run for run in before.runs}
+    runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
+    for was in old.values():  # of other seeds or values, typed earlier
+        same_axes = list(was.setting) == [key for key in state.axes if key in was.setting]
+        runs += [was] if same_axes and (folder / was.name / SUMMARY).exists() else []
+    state = replace(state, status="running", runs=runs, carried=state.carried or before.carried, looks=[*before.looks])
     state.max_seeds = state.max_seeds or before.max_seeds
     state.refresh(folder)
     return state
