@@ -178,14 +178,17 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     """Look at the first `seeds` seeds of a sweep: return the settings that get no more, with why, and those that do,
     the reference too.
 
-    `stopped`: by earlier looks. A setting of which fewer than two runs have an accuracy is in neither.
+    `stopped`: by earlier looks. A setting of which fewer than two runs have an accuracy is in neither. The runs' own
+    validation decides; `eval.sets` count in Holm's family alone.
     """
     study = read_study([folder])
     settings = [Setting(one.key, one.label, [run for run in one.runs if run.seed < seeds]) for one in study.settings]
-    verdicts = zip(settings[1:], verdicts_of(replace(study, settings=settings)), strict=True)
+    every = verdicts_of(replace(study, settings=settings))
+    verdicts = zip(settings[1:], (one for one in every if not one.of_set), strict=True)
     measured = {one.key for one in settings if len(one.accuracies) > 1}
     judged = {one.key: verdict for one, verdict in verdicts if {one.key, settings[0].key} <= measured - stopped}
-    undecided = sum(verdict.outcome == "cannot tell" for verdict in judged.values())
+    labels = {verdict.setting for verdict in judged.values()}
+    undecided = sum(one.outcome == "cannot tell" for one in every if one.setting in labels)
     ended, going = dict[Key, str](), set[Key]()
     for key, verdict in judged.items():
         if verdict.outcome != "cannot tell" or verdict.difference is None or seeds == study.max_seeds:
