@@ -200,6 +200,8 @@ def test_a_mistake_is_one_line_with_the_cure():
         (["eval.sets.aime.samples=4"], "eval.sets.NAME.data="), (["eval.sets=[gsm8k]"], "eval.sets.gsm8k.data=stories"),
         (["eval.sets=[stories]", "eval.sets.stories.samples=0"], "eval.sets.stories.samples=0 must be at least 1"),
         (["algorithm=best_of_n", "eval.sets=[stories]"], "algorithm=evaluate"),
+        (["eval.sets={a:{data:stories}}"], "eval.sets.NAME.data="), (["eval.sets.a=stories"], "eval.sets.a.data=gsm8k"),
+        (["eval.sets=[stories]", "eval.sets.stories.problems=1025"], "eval.sets.stories.problems=1025"),
         (["algorithm=best_of_n", "n_list=[1,32]", "samples=16"], "samples=16"),
         (["algorithm=best_of_n", "n_list=[4,1]"], "rising order"),
         (["algorithm=best_of_n", "sampling.temperature=0"], "sampling.temperature=1"),

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from rlreason.cli.check import check_command_line
 from rlreason.config.groups import LOGGERS
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.store import typed
@@ -65,6 +66,16 @@ def test_a_reward_that_cannot_judge_is_one_line_with_its_own_reason(composed, mo
     assert says.format(here=modules) in why
     assert why.startswith(word) == bool(says)
     assert len(why.splitlines()) == bool(says)
+
+
+def test_a_set_whose_reward_cannot_judge_is_refused(modules):
+    """Bug: one of eval.sets gets the accuracy 0 by a reward that fails on everything."""
+    run = check_command_line(["eval.sets=[stories]", "eval.sets.stories.reward=judge:raises"], note=str).one.run
+    problems = [Problem("p", "q", "20")]
+    with Grader(run.grading, "r1_zero") as own, Grader(run.grading, "judge:raises") as other:
+        with pytest.raises(ConfigError, match=r"\Aeval\.sets\.stories\.reward=judge:raises fails"):
+            graders = Graders(own, own, None, {"stories": other})
+            try_own_rewards(run, graders, Loaded([], problems, {}, {"stories": problems}))
 
 
 def test_runs_that_could_not_begin_are_refused_together(composed, modules):
