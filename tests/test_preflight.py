@@ -72,10 +72,12 @@ def test_a_set_whose_reward_cannot_judge_is_refused(modules):
     """Bug: one of eval.sets gets the accuracy 0 by a reward that fails on everything."""
     run = check_command_line(["eval.sets=[stories]", "eval.sets.stories.reward=judge:raises"], note=str).one.run
     problems = [Problem("p", "q", "20")]
-    with Grader(run.grading, "r1_zero") as own, Grader(run.grading, "judge:raises") as other:
-        with pytest.raises(ConfigError, match=r"\Aeval\.sets\.stories\.reward=judge:raises fails"):
-            graders = Graders(own, own, None, {"stories": other})
-            try_own_rewards(run, graders, Loaded([], problems, {}, {"stories": problems}))
+    says = r"\Aeval\.sets\.stories\.reward=judge:raises fails"
+    own, other = (Grader(run.grading, name) for name in ("r1_zero", "judge:raises"))
+    with own, other, pytest.raises(ConfigError, match=says):
+        try_own_rewards(
+            run, Graders(own, own, None, {"stories": other}), Loaded([], problems, {}, {"stories": problems})
+        )
 
 
 def test_runs_that_could_not_begin_are_refused_together(composed, modules):
