@@ -189,6 +189,7 @@ def test_sets_change_nothing_else_and_equal_an_evaluation_of_their_own(tmp_path)
     assert responses[0] == responses[1]
     assert "sets: stories_hard" in rlreason("inspect", "with", "--set", "no", cwd=tmp_path).stderr
     assert "12 responses" in rlreason("inspect", "job", "--set", "stories_hard", cwd=tmp_path).stdout
+    assert "leave" in rlreason("inspect", "with", "--set", "stories_hard", "--regrade", cwd=tmp_path).stderr
 
 
 def test_a_mistake_is_one_line_with_the_cure():
