@@ -260,9 +260,9 @@ def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
     settings, learned = own_functions(run), loaded.train or loaded.validation
     judged = [(graders.sets[name], problems) for name, problems in loaded.sets.items()]
-    judged += [(graders.training, learned), (graders.second, learned), (graders.evaluation, loaded.validation)]
-    for grader, problems in dict(judged).items():
-        if grader and grader.plugin:
+    judged += [(grader, learned) for grader in (graders.training, graders.second) if grader]
+    for grader, problems in dict([*judged, (graders.evaluation, loaded.validation)]).items():
+        if grader.plugin:
             answer = problems[0].answer
             (grade,) = grader.grade_batch(["probe"], [answer])
             if grade.outcome in ("timeout", "error"):
