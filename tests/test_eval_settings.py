@@ -162,6 +162,9 @@ def test_a_set_is_asked_as_evaluations_are_but_for_its_own_settings():
     }  # fmt: skip
     with composing(read([])):  # as a run that is resumed
         assert changed_run(plain(one.config), []).run.by_set()["b"].evaluation == asked["b"]
+        words = ["+data@eval.sets.c.data=stories_hard", "+eval.sets.c.samples=4"]  # as evaluate(run, ...) adds one
+        more = changed_run(plain(one.config), words).run.by_set()
+    assert ([*more], more["c"].evaluation.samples) == (["stories_hard", "stories_long", "b", "c"], 4)
 
 
 @pytest.mark.long
@@ -186,6 +189,7 @@ def test_sets_change_nothing_else_and_equal_an_evaluation_of_their_own(tmp_path)
     assert responses[0] == responses[1]
     assert "sets: stories_hard" in rlreason("inspect", "with", "--set", "no", cwd=tmp_path).stderr
     assert "12 responses" in rlreason("inspect", "job", "--set", "stories_hard", cwd=tmp_path).stdout
+    assert "leave" in rlreason("inspect", "with", "--set", "stories_hard", "--regrade", cwd=tmp_path).stderr
 
 
 @pytest.mark.long

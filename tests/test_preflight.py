@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from rlreason.cli.check import check_command_line
 from rlreason.config.groups import LOGGERS
 from rlreason.config.model import TinyModelConfig
 from rlreason.config.store import typed
@@ -69,6 +70,18 @@ def test_a_reward_that_cannot_judge_is_one_line_with_its_own_reason(composed, mo
         assert says.format(here=modules) in why
         assert why.startswith(f"prompt.reward={name}") == bool(says)
         assert len(why.splitlines()) == bool(says)
+
+
+def test_a_set_whose_reward_cannot_judge_is_refused(modules):
+    """Bug: one of eval.sets gets the accuracy 0 by a reward that fails on everything."""
+    run = check_command_line(["eval.sets=[stories]", "eval.sets.stories.reward=judge:raises"], note=str).one.run
+    problems = [Problem("p", "q", "20")]
+    says = r"\Aeval\.sets\.stories\.reward=judge:raises fails"
+    own, other = (Grader(run.grading, name) for name in ("r1_zero", "judge:raises"))
+    with own, other, pytest.raises(ConfigError, match=says):
+        try_own_rewards(
+            run, Graders(own, own, None, {"stories": other}), Loaded([], problems, {}, {"stories": problems})
+        )
 
 
 def test_runs_that_could_not_begin_are_refused_together(composed, modules, monkeypatch):

@@ -11,6 +11,7 @@ from report_objects import answered
 
 from rlreason.health.monitors import Finding
 from rlreason.report import sections
+from rlreason.report.carry import look
 from rlreason.report.content import PLUS_MINUS, Series
 from rlreason.report.read import differing_keys, read_study
 from rlreason.report.study import GradedProblem, Study
@@ -104,6 +105,7 @@ def test_more_validation_sets_are_judged_as_one_family(tmp_path):
     ]  # fmt: skip
     alone = verdicts_of(replace(of.sets["hard"], settings=of.sets["hard"].settings[:2]))
     assert (found[2].adjusted_p, found[3].word) == (pytest.approx(3 * alone[0].adjusted_p), "not compared")
+    assert look(tmp_path / "s", 4, set())[0] == {(("lr", "2"),): "same", (("lr", "3"),): "same"}  # by their own
     rows = sections.sets_table(of, found).rows
     assert [(row[:2], row[2] != NONE) for row in rows] == [([lr, "hard"], True) for lr in "123"]
 

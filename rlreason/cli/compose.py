@@ -14,11 +14,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.cli.flags import OWN_CONFIGS, OneRun, chooses, of_options, options_by_group
 from rlreason.cli.mistakes import in_one_line
+from rlreason.cli.names import SETS
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS, finds_gpus
 from rlreason.config.leaves import flat
 from rlreason.config.rules import complaints, unread_keys
-from rlreason.config.run import AnyRunConfig, works_on_a_model
+from rlreason.config.run import AnyRunConfig, EvalSetConfig, works_on_a_model
 from rlreason.config.store import SCHEMAS, as_config, typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder, runs_in
@@ -103,6 +104,9 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
                     raise ConfigError(
                         f"{word} chooses more than one setting of a run that has all of its own: give them one by one"
                     )
+                place = key_of(word).rpartition(".")[0]
+                if place.startswith(f"{SETS}.") and OmegaConf.select(config, place) is None:  # it had no such set
+                    OmegaConf.update(config, place, EvalSetConfig)
                 OmegaConf.update(config, key_of(word), node, merge=False)
             elif word not in of_hydra:
                 OmegaConf.update(config, one.key_or_group, one.value(), merge=False)

@@ -49,6 +49,8 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Show cases, grade again, or compare objectives."""
+    if arguments.set and (arguments.gradients or arguments.regrade or arguments.rollouts):
+        raise ConfigError(f"--set {arguments.set} is of evaluations: leave --gradients, --regrade and --rollouts out")
     if arguments.gradients:
         from rlreason.training.laboratory import compare_gradients
 

@@ -132,6 +132,8 @@ def unreadable(word: str, words: Sequence[str]) -> str:
 def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
     """Return what an unknown key may mean: a setting of another run, or one spelled similarly. `keys`: of `cfg`."""
     message, (place, _, last) = f"{key} is no setting of this run", key.rpartition(".")
+    if place == SETS:
+        return f"{key} is a set and no setting: give its data as {key}.data=gsm8k"
     if place.startswith(f"{SETS}.") and place not in keys_below(cfg):
         return f"{key}: there is no {place}: give its data first, as {SETS}=[gsm8k] or {SETS}.NAME.data=gsm8k"
     group = PLACED.get(place, place)

@@ -83,8 +83,10 @@ def sets_in(word: str) -> list[str]:
     ['eval.sets.gsm8k.data=gsm8k', 'eval.sets.sums.data=my_tasks:sums']
     """
     key, _, value = word.partition("=")
-    if key != SETS or "{" in value:
+    if key != SETS:
         return [word]
+    if "{" in value:
+        raise ConfigError(f"{word}: name each setting by itself, as {SETS}.NAME.data=gsm8k {SETS}.NAME.samples=4")
     values = [] if value.lower() in NONE else re.findall(r"[^\s,\[\]'\"]+", value)
     sets = [f"{SETS}.{data.rpartition(':')[2]}.data={data}" for data in values]
     if len({one.partition("=")[0] for one in sets}) < len(sets):

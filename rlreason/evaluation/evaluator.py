@@ -83,6 +83,11 @@ class ValidationSet:
         """Return those of the last evaluation, or of one on the way."""
         return self.final_problems if last else self.interim_problems
 
+    def warn(self, samples: Sequence[ScoredResponse], step: int | None, monitors: Monitors) -> None:
+        """Warn of responses that got no grade. `step`: None without steps."""
+        warnings = self.evaluator.rollouts.grader.warnings([s.grade for s in samples])
+        monitors.check_grades(step, warnings, f"in evaluation on {self.name}: ")
+
     def figures(self, samples: Sequence[ScoredResponse]) -> dict[str, float]:
         """Compute the `eval/NAME/...` metrics of graded responses to some of its problems."""
         metrics = eval_metrics(samples, [], questions_of(self.final_problems))
@@ -141,6 +146,7 @@ class Validation:
             asks, each, asked = one.evaluator, one.evaluator.settings.samples, one.problems(last)
             with self.console.wait(f"evaluation on {one.name}"), self.counters.clock.phase("eval"):
                 answers = asks.rollouts.sample(asked, asks.sampling, each, PURPOSE)
+            one.warn(answers, step, self.monitors)
             sets |= one.figures(answers)
             row |= one.figures(answers_to(one.interim_problems, answers, each))
             prompts = asks.prompts(answers)

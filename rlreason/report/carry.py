@@ -183,11 +183,12 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     """
     study = read_study([folder])
     settings = [Setting(one.key, one.label, [run for run in one.runs if run.seed < seeds]) for one in study.settings]
-    own = [verdict for verdict in verdicts_of(replace(study, settings=settings)) if not verdict.of_set]
-    verdicts = zip(settings[1:], own, strict=True)
+    every = verdicts_of(replace(study, settings=settings))
+    verdicts = zip(settings[1:], (one for one in every if not one.of_set), strict=True)
     measured = {one.key for one in settings if len(one.accuracies) > 1}
     judged = {one.key: verdict for one, verdict in verdicts if {one.key, settings[0].key} <= measured - stopped}
-    undecided = sum(verdict.outcome == "cannot tell" for verdict in judged.values())
+    labels = {verdict.setting for verdict in judged.values()}
+    undecided = sum(one.outcome == "cannot tell" for one in every if one.setting in labels)
     ended, going = dict[Key, str](), set[Key]()
     for key, verdict in judged.items():
         if verdict.outcome != "cannot tell" or verdict.difference is None or seeds == study.max_seeds:

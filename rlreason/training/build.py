@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -258,11 +258,12 @@ def start_records(run: RunConfig, components: Components, records: RunWriter, co
 
 def try_own_rewards(run: RunConfig, graders: Graders, loaded: Loaded) -> None:
     """Refuse a reward of the user's own that cannot judge a response to the first problem."""
-    settings = own_functions(run)
-    for grader in replace(graders, sets={}).all():
+    settings, learned = own_functions(run), loaded.train or loaded.validation
+    judged = [(graders.sets[name], problems) for name, problems in loaded.sets.items()]
+    judged += [(grader, learned) for grader in (graders.training, graders.second) if grader]
+    for grader, problems in dict([*judged, (graders.evaluation, loaded.validation)]).items():
         if grader.plugin:
-            judges_validation = grader is graders.evaluation or not loaded.train
-            answer = (loaded.validation if judges_validation else loaded.train)[0].answer
+            answer = problems[0].answer
             (grade,) = grader.grade_batch(["probe"], [answer])
             if grade.outcome in ("timeout", "error"):
                 raise ConfigError(

@@ -115,7 +115,7 @@ def answered(
     answers = respond(run, evaluator, problems, log, records, console)
     samples = answers.samples
     monitors = Monitors(1, console.say, run.monitors, run.sampling_key("max_tokens"), steps=False)
-    sets = figures_of_sets(run, components, weights, records, console)
+    sets = figures_of_sets(run, components, weights, records, console, monitors)
     metrics = evaluator.figures(samples, answers.mismatches, problems, None, monitors)
     metrics["eval/tokens_per_second"] = records.clock.overall().get("perf/eval_tokens_per_second", 0.0)
     write_pass_rates(records.folder / PASS_RATES, problems, samples, n)
@@ -165,9 +165,14 @@ def answered(
 
 
 def figures_of_sets(
-    run: EvalJobConfig, components: Components, weights: str, records: RunWriter, console: Console
+    run: EvalJobConfig,
+    components: Components,
+    weights: str,
+    records: RunWriter,
+    console: Console,
+    monitors: Monitors,
 ) -> dict[str, float]:
-    """Let the model answer each of `eval.sets`, record the responses as the run's own, and return the metrics."""
+    """Let the model answer each of `eval.sets`, warn, record the responses as the run's own, and return the metrics."""
     figures = dict[str, float]()
     for one in components.sets:
         asks, problems, place = one.evaluator.settings, one.final_problems, f"{EVALS}/{one.name}"
@@ -175,6 +180,7 @@ def figures_of_sets(
         identity = f"protocol {protocol_of(asks, problems, components.policy.tokenizer)['hash']}, weights {weights}"
         log = ResponseLog(records.folder / place, identity, problems, asks.samples)
         answers = respond(run, one.evaluator, problems, log, records, console, f"{place}/{RESPONSES}")
+        one.warn(answers.samples, None, monitors)
         figures |= one.figures(answers.samples)
     return figures
 
