@@ -223,6 +223,7 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     assert (again.looks, seeds_again, again.status) == (whole.looks, seeds | {"0.5": 6}, "finished")
     verdicts = [(one.outcome, one.difference.seeds) for one in verdicts_of(read_study([tmp_path / "whole"]))]
     assert verdicts[:3] == [("better", 3), ("cannot tell", 6), ("same", 4)]
+    assert read_study(sorted((tmp_path / "whole").glob("learning*"))).max_seeds == 6  # given one by one, too
     with pytest.raises(ConfigError, match="seed=6"):  # of equal settings, 7 to 11% were told apart by more seeds
         begun(checked("learning_rate=1e-4,1e-3", f"seed={','.join('0123456')}")[0].design, tmp_path / "whole")
     sweep.design.max_seeds = 8

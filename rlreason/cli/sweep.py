@@ -300,6 +300,8 @@ def run_looks(grid: "Grid", sweep: CheckedSweep) -> None:
         if any(of["seeds"] == seeds for of in state.looks):
             going -= stopped
         else:
+            state.status = "running"  # until no seeds follow
+            write_state(folder, state)
             ended, going = look(folder, seeds, stopped)
             if ended or going:  # else all have failed
                 of_look = [{"setting": dict(key), "reason": reason} for key, reason in ended.items()]
@@ -308,6 +310,7 @@ def run_looks(grid: "Grid", sweep: CheckedSweep) -> None:
                 found = "; ".join(f"{setting_text(dict(key))}: {reason}" for key, reason in ended.items())
                 say(f"== look with {seeds} seeds: {found or 'nothing is decided'}")
         if len(going) < 2:  # the reference alone
+            state.close(folder, {})
             return
         had |= {key: seeds for key in had if key not in going and had[key] > seeds}
         before = seeds

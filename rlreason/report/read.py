@@ -194,8 +194,15 @@ def read_study(folders: Sequence[Path], x: str = "") -> Study:
             f"Carried from an earlier sweep: {of['sentence']}" for one in given if one.state for of in one.state.carried
         ],
         command=state.command if state is not None else "",
-        max_seeds=max((one.state.max_seeds for one in given if one.state), default=0),
+        max_seeds=max(map(_max_seeds, given), default=0),
     )
+
+
+def _max_seeds(given: Given) -> int:
+    """Return the most seeds of the looks (`seed=auto`) of the sweep that the runs are of; 0 without looks."""
+    beside = given.path.parent
+    state = given.state or (read_state(beside, lambda _: None) if (beside / FILE).exists() else None)
+    return state.max_seeds if state else 0
 
 
 def _given(path: Path, note: Note, x: str) -> Given:

@@ -151,6 +151,7 @@ class Pairing:
     on_purpose: Sequence[str]  # parts of the protocol that differ because the sweep varies them
     clusters: str  # "7 subjects", if the difference is by them
     by_problem: Difference  # as if problems were independent
+    looked: bool  # whether seeds were added by looks (seed=auto), whose levels no forecast of seeds knows
 
 
 def pair(one: Setting, study: Study) -> Pairing | Verdict:
@@ -169,7 +170,8 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
         mine, its = correctness((one, reference), problems, problems) if kinds else (a, b)
         difference, clusters = widest(by_problem, mine, its, kinds)
         difference, by_problem = (after_looks(found, study.max_seeds) for found in (difference, by_problem))
-        return Pairing(one, reference, difference, (a, b), n, most, on_purpose, clusters, by_problem)
+        looked = study.max_seeds > 0
+        return Pairing(one, reference, difference, (a, b), n, most, on_purpose, clusters, by_problem, looked)
     headline, why = "", "their runs answered no problem in common"
     if differing:
         line = next((line for line in differing if line.startswith("reward:")), differing[0])
@@ -264,7 +266,8 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
             ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {b}"
             text = f"Counted as it is, it ends {ends} ({interval(difference)})."
         parts += [text]
-        if outcome == "cannot tell" and trained and difference.seeds != 2:  # no forecast from two numbers
+        foretold = trained and difference.seeds != 2 and not pairing.looked  # two numbers foretell nothing
+        if outcome == "cannot tell" and foretold:
             parts += [settling(difference, comparisons, pairing.clusters)]
     if outcome in ("cannot tell", "same") and not equal:
         means = [np.mean([of.mean() for of in side.values()]) for side in pairing.correct]
