@@ -1,5 +1,6 @@
 """What a finished sweep hands on to the next one, and which settings of a running one are stopped."""
 
+import itertools
 import json
 import shutil
 import zlib
@@ -15,7 +16,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.report.carry import carry, look, losers, sweep_folder, why_dominated
 from rlreason.report.study import purposes
-from rlreason.sweeps.state import DOMINATED, SweepState, begun, read_state, write_state
+from rlreason.runtime.statistics import Difference, Floats, compared
+from rlreason.sweeps.state import DOMINATED, Key, SweepState, begun, read_state, write_state
 from tests.sweep_folders import PROTOCOL, Answers, answers, checked, designed, sweep
 
 LR = {"learning_rate": "1e-4"}
@@ -165,9 +167,13 @@ def test_a_failed_run_makes_no_look_give_a_setting_up(tmp_path):
     assert (ended, len(going)) == ({}, 3)
 
 
+def leads_of(right: dict[Key, dict[int, Floats]], reference: Key | None = None) -> dict[tuple[Key, Key], Difference]:
+    pairs = [of for of in itertools.combinations(right, 2) if reference in (None, *of)]
+    return {(a, b): compared(right[a], right[b]) for a, b in pairs}
+
+
 def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path):
-    """Bug: where two problems ask the same, a setting that diverged has another number of questions, and it ends; a
-    setting that is worse in two of four subjects is stopped as if each problem told of it anew."""
+    """Bug: where two problems ask the same, a setting that diverged has another number of questions, and it ends."""
     state = rates(tmp_path, lambda v, s: None if (v, s) == ("1e-2", 2) else by_chance(v, s), seeds=range(5))
     one, other = [text for k in range(20) if not zlib.crc32((text := f"What is {k} + 1?").encode()) % 2][:2]
     for path in tmp_path.glob("*/evals/*.jsonl"):
@@ -184,13 +190,24 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
     setting = [(("lr", str(k)),) for k in range(3)]
     right = {key: {seed: np.full(64, 1.0 - 0.5 * k) for seed in range(3)} for k, key in enumerate(setting)}
     two_seeds = {key: {0: of[0], 1: of[1]} for key, of in right.items()}
-    assert set(losers(right, setting[0], 3, 4)) == set(losers(right, None, 3, 4)) == set(setting[1:])
-    nothing = (two_seeds, setting[0], 3, 4), (right, setting[0], 3, 3), (right, setting[2], 3, 4)  # all ran; it stays
-    assert [losers(*of) for of in nothing] == [{}] * 3
-    subject = np.arange(64) % 4
-    some = {setting[0]: right[setting[0]], setting[1]: dict.fromkeys(range(3), (subject < 2) * 1.0)}
-    assert losers(some, setting[0], 2, 4)
-    assert not losers(some, setting[0], 2, 4, some, {"subject": list("abcd" * 16)})
+    first, last = setting[0], setting[2]
+    lost = losers(leads_of(right, first), first, 3, 4), losers(leads_of(right), None, 3, 4)
+    assert set(lost[0]) == set(lost[1]) == set(setting[1:])
+    nothing = (two_seeds, first, 3, 4), (right, first, 3, 3), (right, last, 3, 4)  # too few; all ran; it stays
+    assert [losers(leads_of(of, reference), reference, *n) for of, reference, *n in nothing] == [{}] * 3
+
+
+def test_a_setting_that_loses_in_some_subjects_goes_on(tmp_path):
+    """Bug: a setting that is worse in two of four subjects is stopped as if each problem told of it anew."""
+    rates(tmp_path, lambda value, seed: [value != "1e-2" or k % 4 < 2 for k in range(200)], seeds=range(5))
+    for run in tmp_path.glob("*seed=[34]"):
+        (run / "summary.json").unlink()
+    mine = tmp_path / "learning_rate=1e-2,seed=3"
+    assert why_dominated(mine)
+    for path in tmp_path.glob("*/evals/*.jsonl"):
+        rows = [json.loads(line) | {"facts": {"subject": "abcd"[k % 4]}} for k, line in enumerate(path.open())]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert not why_dominated(mine)
 
 
 @pytest.mark.long
@@ -202,5 +219,5 @@ def test_looking_again_and_again_stops_equal_settings_as_rarely_as_promised():
         hard = rng.random(128)
         right = [[(hard + rng.normal(0, 0.2, 128) + rng.normal(0, 0.04) > 0.5) * 1.0 for _ in range(6)] for _ in keys]
         looks = ({key: dict(enumerate(of[:seen])) for key, of in zip(keys, right, strict=True)} for seen in (3, 4, 5))
-        wrong += any(losers(look, keys[0], 5, 6) for look in looks)
+        wrong += any(losers(leads_of(look, keys[0]), keys[0], 5, 6) for look in looks)
     assert wrong / 1000 < 0.071

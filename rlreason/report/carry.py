@@ -1,29 +1,18 @@
 """Decide what a finished sweep hands on to the next, and which settings of a running sweep can no longer win."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.read import read_study
-from rlreason.report.study import (
-    CHOOSING,
-    COMPARING,
-    Setting,
-    Study,
-    choosing_mean,
-    clusters_of,
-    correctness,
-    half,
-    unequal,
-)
-from rlreason.report.verdicts import EQUAL_WITHIN, best_of, interval, p_text, size, verdicts_of, widest
+from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, choosing_mean, half, unequal
+from rlreason.report.verdicts import EQUAL_WITHIN, Pairing, best_of, interval, p_text, pair, size, verdicts_of
 from rlreason.runtime.looks import UNLIKELY, chance
-from rlreason.runtime.statistics import LEVEL, PROBLEMS, Difference, Floats, compared, holm
+from rlreason.runtime.statistics import LEVEL, PROBLEMS, SEEDS, Difference, holm
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import FEWEST_SEEDS, FILE, SWEEPS, Key, read_state, setting_text, sweeps_named
@@ -193,9 +182,10 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     for key, verdict in judged.items():
         if verdict.outcome != "cannot tell" or verdict.difference is None or seeds == study.max_seeds:
             ended[key] = verdict.outcome or verdict.word
-        elif verdict.difference.seeds < seeds:  # a run has failed, and may be run again
-            going |= {key, settings[0].key}
-        elif chance(verdict.difference, study.max_seeds, undecided, EQUAL_WITHIN) < UNLIKELY:
+        elif (
+            verdict.difference.seeds == seeds  # else a run has failed, and may be run again
+            and chance(verdict.difference, study.max_seeds, undecided, EQUAL_WITHIN) < UNLIKELY
+        ):
             ended[key] = f"unlikely to be decided with {study.max_seeds}"
         else:
             going |= {key, settings[0].key}
@@ -203,34 +193,19 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
 
 
 def losers(
-    right: Mapping[Key, Mapping[int, Floats]],
-    reference: Key | None,
-    settings: int,
-    planned_seeds: int,
-    by_problem: Mapping[Key, Mapping[int, Floats]] | None = None,
-    kinds: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    leads: Mapping[tuple[Key, Key], Difference], reference: Key | None, settings: int, planned_seeds: int
 ) -> dict[Key, str]:
     """Return the settings that surely lose, each with the reason by its clearest comparison.
 
-    `right`: setting -> seed -> correctness (questions). `settings`, `planned_seeds`: how many the sweep has in all. The
-    level is divided by the number of looks, and Holm's method corrects over the pairs. `by_problem`: as `right`, with
-    an element a problem, and `kinds`: fact -> its value for each of them, for the intervals by these (`widest`).
+    `leads`: two settings -> the first minus the second. `settings`, `planned_seeds`: how many the sweep has in all. The
+    level is divided by the number of looks, and Holm's method corrects over the pairs.
     """
-    looks, rows = planned_seeds - FEWEST_SEEDS, right if by_problem is None else by_problem
+    looks = planned_seeds - FEWEST_SEEDS
     if looks < 1:
         return {}
     level = LEVEL / looks
-    pairs: Iterable[tuple[Key, Key]] = itertools.combinations(right, 2)
-    family = settings * (settings - 1) // 2
-    if reference:
-        pairs, family = [(key, reference) for key in right if key != reference and reference in right], settings - 1
-    found = []
-    for a, b in pairs:
-        seeds = right[a].keys() & right[b].keys()
-        if len(seeds) >= FEWEST_SEEDS:
-            sides = [{key: {s: of[key][s] for s in of[key] if s in seeds} for key in (a, b)} for of in (right, rows)]
-            lead, _ = widest(compared(sides[0][a], sides[0][b]), sides[1][a], sides[1][b], kinds)
-            found.append((a, b, lead))
+    family = settings - 1 if reference else settings * (settings - 1) // 2
+    found = [(*of, d) for of, d in leads.items() if d.over == SEEDS and d.seeds >= FEWEST_SEEDS]
     reasons: dict[Key, str] = {}
     adjusted = holm([lead.p for _, _, lead in found], family)
     for (a, b, lead), p in sorted(zip(found, adjusted, strict=True), key=lambda one: one[1]):
@@ -264,10 +239,10 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
     except ConfigError as error:
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
-    problems = sorted(half(ended.settings, CHOOSING))
-    keys = [one.key for one in ended.settings]
-    right, by_problem = (
-        dict(zip(keys, correctness(ended.settings, problems, of), strict=True)) for of in (None, problems)
-    )
-    seeds, kinds = len({run.seed for run in state.runs}), clusters_of(ended.settings, problems)
-    return losers(right, reference, len(study.settings), seeds, by_problem, kinds).get(mine.key, "")
+    choosing, leads = replace(ended, among=half(ended.settings, CHOOSING)), dict[tuple[Key, Key], Difference]()
+    for one, other in itertools.combinations(ended.settings, 2):
+        if reference in (None, one.key, other.key):
+            found = pair(one, replace(choosing, settings=[other, one]))
+            if isinstance(found, Pairing):
+                leads[one.key, other.key] = found.difference
+    return losers(leads, reference, len(study.settings), len({run.seed for run in state.runs})).get(mine.key, "")
