@@ -1,31 +1,34 @@
-"""Real parts, small: a tiny Llama with its own tokenizer, an engine on its live weights, stories to answer."""
+"""Real parts, small: a tiny Llama with its own tokenizer, an engine on its live weights, stories to answer.
+
+Torch and transformers are imported inside the fixtures: the process that only hands the tests out needs neither.
+"""
+
+from __future__ import annotations
 
 import gc
 import os
 import random
 import signal
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import hypothesis
 import pytest
-import torch
 from filelock import FileLock
 
 from rlreason.cli.flags import Request
 from rlreason.config.data import HabitsConfig
 from rlreason.config.store import register
 from rlreason.data.tasks import habit_trace, make_stories
-from rlreason.engines.hf import HFEngine
-from rlreason.model.parameters import build_model, build_tokenizer
-from rlreason.model.policy import Policy
-from rlreason.training import train
 from rlreason.types import Problem
 from tests.broken_runs import Runs
 from tests.run_settings import composed as composed_once
 from tests.starts import SMALL, Subcommands, of_all_processes, rlreason
 
-torch.set_num_threads(1)  # several test processes share the cores
+if TYPE_CHECKING:
+    from rlreason.engines.hf import HFEngine
+    from rlreason.model.policy import Policy
+
 hypothesis.settings.register_profile("patient", deadline=None)  # else an example that the machine holds up has failed
 hypothesis.settings.load_profile("patient")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a shell runs behind `&`: the tests' runs would inherit
@@ -62,6 +65,11 @@ def _hydra_store() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _no_curves() -> None:
     """Runs in this process draw none: half of a small run's time. `python -m rlreason` draws them."""
+    import torch
+
+    from rlreason.training import train
+
+    torch.set_num_threads(1)  # several test processes share the cores
     train.draw_curves = str
 
 
@@ -123,6 +131,8 @@ def problems() -> list[Problem]:
 
 @pytest.fixture(scope="session")
 def tokenizer(problems):
+    from rlreason.model.parameters import build_tokenizer
+
     rng, habits = random.Random(0), HabitsConfig(hasty_share=0.5, slip_share=0.1)
     return build_tokenizer([PROMPT.format(question=p.question) + habit_trace(p, rng, habits) for p in problems])
 
@@ -130,16 +140,23 @@ def tokenizer(problems):
 @pytest.fixture
 def policy(tokenizer) -> Policy:
     """Random weights, large enough that different tokens have different probabilities."""
+    from rlreason.model.parameters import build_model
+    from rlreason.model.policy import Policy
+
     return Policy(build_model(len(tokenizer), width=32, init_scale=0.3, seed=1), tokenizer)
 
 
 @pytest.fixture
 def engine(policy) -> HFEngine:
+    from rlreason.engines.hf import HFEngine
+
     return HFEngine(policy, max_rows=32)
 
 
 def random_pairs(vocab: int, count: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
     """Ragged (prompt ids, response ids) pairs."""
+    import torch
+
     g = torch.Generator().manual_seed(seed)
 
     def ids(low: int, high: int) -> list[int]:

@@ -18,6 +18,11 @@ def halves(response: str, gold: str) -> dict[str, float]:
     return {"format_reward": 1.0, "answer_reward": right, "reward": max(right, 0.1)}
 
 
+def some_of_each(response: str, gold: str) -> float:
+    """Differs between the responses of an untrained model."""
+    return len(response) % 5 / 4
+
+
 def by_length(response: str, gold: str) -> object:
     """Right where both are as long; fails in every way on request."""
     if response == "hang":

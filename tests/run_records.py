@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 CLOCKS = ("time/", "busy/", "perf/", "memory/", "grading/ms_")  # prefixes of times and rates
 OF_THE_MACHINE = ("seconds", "phases", "peak_gb", "threads", "checkpoints")  # in a summary
 
@@ -44,6 +42,8 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 def tensors_of(run: Path) -> dict[str, dict[str, bytes]]:
     """Return file -> tensor -> bytes of the saved model and of every checkpoint, such as the optimizer's moments."""
+    from safetensors.torch import load_file  # which imports torch
+
     files = [run / "model/model.safetensors", *run.glob("checkpoints/step_*/*.safetensors")]
     return {str(p.relative_to(run)): {key: t.numpy().tobytes() for key, t in load_file(p).items()} for p in files}
 

@@ -39,6 +39,7 @@ FORKS.set_forkserver_preload(
         "rlreason.training.jobs",
         "rlreason.training.distributed",
         "matplotlib.pyplot",
+        "tests.starts",
         "tests.preloaded",
     ]
 )

@@ -101,12 +101,9 @@ def step_by_hand(model, optimizer, rows, rates: list[float]) -> None:
         optimizer.step()
 
 
-def some_of_each(response: str, gold: str) -> float:
-    """Differs between the responses of an untrained model."""
-    return len(response) % 5 / 4
-
-
-@pytest.mark.parametrize(("loss", "epochs"), [("reinforce_with_baseline", 1), ("grpo_clip", 2)])
+@pytest.mark.parametrize(
+    ("loss", "epochs"), [pytest.param("reinforce_with_baseline", 1, marks=pytest.mark.long), ("grpo_clip", 2)]
+)
 def test_a_run_takes_the_steps_that_the_formulas_give(policy, tmp_path, monkeypatch, loss, epochs):
     monkeypatch.chdir(tmp_path)
     policy.save(tmp_path / "start")
@@ -116,7 +113,7 @@ def test_a_run_takes_the_steps_that_the_formulas_give(policy, tmp_path, monkeypa
         f"epochs_per_rollout={epochs}", f"learning_rate={PEAK}", "lr_schedule=linear", "warmup_steps=1",
         "data.n_train=64", "data.n_validation=4", "eval_problems=4", "eval_every=0", "save_rollouts_every=1",
         "sampling.min_tokens=0", "sampling.max_tokens=16", "micro_batch_tokens=150", "hydra.run.dir=run",
-        reward=some_of_each, quiet=True,
+        "prompt.reward=own_reward:some_of_each", quiet=True,
     )  # fmt: skip
     updates = [row for row in load_run(tmp_path / "run").metrics if "train/loss" in row]
     rates = [row["train/learning_rate"] for row in updates]
