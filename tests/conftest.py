@@ -106,7 +106,7 @@ def left_by(factory: pytest.TempPathFactory, name: str, *words: str) -> Finished
     with FileLock(place / "lock"):
         if not (printed := place / "printed").exists():
             done = rlreason(*words, cwd=place)
-            assert done.returncode == 0, done.stderr
+            assert (done.returncode, done.stderr) == (0, "")
             printed.write_text(done.stdout)
     return Finished(place / name, printed.read_text())
 

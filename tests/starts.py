@@ -44,6 +44,32 @@ FORKS.set_forkserver_preload(
     ]
 )
 
+#: What a run by default has no use for, but a few settings do.
+UNUSED = {
+    "bitsandbytes", "datasets", "joblib", "math_verify", "matplotlib.pyplot", "pandas", "peft", "reasoning_gym",
+    "sklearn", "submitit", "tensorboard", "torchvision", "trackio", "vllm", "wandb",
+}  # fmt: skip
+TELL = """
+import json, sys
+from pathlib import Path
+from rlreason.__main__ import main
+told = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["rlreason", *words]
+    try:
+        main()
+    except SystemExit as end:
+        told.append([end.code, list(sys.modules)])
+Path("told").write_text(json.dumps(told))
+"""
+
+
+def loaded(place: Path, *commands: list[str]) -> list[tuple[int, set[str]]]:
+    """Exit code and modules loaded by then of commands that one fresh Python runs one after the other."""
+    argv = [sys.executable, "-c", TELL, json.dumps(commands)]
+    subprocess.run(argv, cwd=place, env=os.environ | ENV, stdout=subprocess.DEVNULL, check=True)
+    return [(code, set(modules)) for code, modules in json.loads((place / "told").read_text())]
+
 
 def of_all_processes(factory: pytest.TempPathFactory) -> Path:
     """The temporary folder that all test processes share."""

@@ -122,6 +122,7 @@ def test_a_conversation_goes_through_every_failure_to_the_best_program(tmp_path)
     assert not [p for p in run.rglob("*") if p.is_file() and key.encode() in p.read_bytes()]
 
 
+@pytest.mark.long
 def test_the_same_script_gives_the_same_log_and_report_twice_and_goes_on_with_the_best_of_several_replies(tmp_path):
     """Bug: an order of threads or a path is in the log; another reply than the best is gone on with."""
     left, replies = [], [axes(4), axes(10), program(FAILS), axes(14)]
@@ -138,6 +139,7 @@ def test_the_same_script_gives_the_same_log_and_report_twice_and_goes_on_with_th
     assert all(turn["sees"] == ["1.1"] for turn in log["turns"][2:])
 
 
+@pytest.mark.long
 def test_independent_samples_see_the_first_prompt_alone_each_with_a_seed_of_its_own(tmp_path):
     """Bug: a sample sees another one or shares its seed with it; a conversation without progress is gone on with."""
     seeds, script = {}, [axes(4), program(FAILS), axes(4), axes(8)]
@@ -218,7 +220,7 @@ def test_a_call_that_nobody_heard_of_counts_as_the_longest_that_it_can_have_been
     ("words", "script"),
     [
         ("budget.tokens=30000 client.max_tokens=20000", [axes(4), NO_CODE]),
-        ("budget.cost=0.05 client.prompt_price=1 client.completion_price=2", [axes(4), NO_CODE]),
+        ("budget.cost=0.05 client.prompt_price=1 client.completion_price=2 restart_after=2", [axes(4), NO_CODE]),
         ("budget.hours=0.0003", [axes(4), axes(6), axes(8)]),
         pytest.param("budget.hours=0.0007 score.timeout_s=90", [ASLEEP], marks=pytest.mark.long),
         ("budget.calls=8 budget.tokens=40000 strategy=hybrid replies=4", [[BUSY, axes(4)], *[axes(4)] * 3]),
@@ -232,6 +234,8 @@ def test_a_run_ends_within_each_budget(tmp_path, words, script):
     assert (log["ended"].startswith(words.split()[0]), spent["cost"] <= 0.05) == (True, True)
     assert "budget.tokens" not in words or spent["prompt_tokens"] + spent["completion_tokens"] <= 40000
     assert "budget.calls" not in words or spent["calls"] == 8  # retries count
+    begun = [(turn["conversation"], turn["prompt_kind"]) for turn in log["turns"]]
+    assert "restart" not in words or begun[1:4] == [(1, "extend"), (1, "no_code"), (2, "first")]  # without progress
     if script == [ASLEEP]:
         assert log["turns"][0]["result"] is None
         assert json.loads((tmp_path / "run" / "summary.json").read_text())["seconds"] < 15

@@ -1,9 +1,6 @@
 """`rlreason SUBCOMMAND ...`: every subcommand on a run's folder, its figures as JSON, and its mistakes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +10,7 @@ from rlreason.cli.flags import composing, config_of, keys_below, options_by_grou
 from rlreason.errors import ConfigError
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.small_runs import words_of
-from tests.starts import ENV, subcommand
+from tests.starts import UNUSED, loaded, subcommand
 from tests.test_output import left_after
 
 CONFIG = "algorithm: grpo\nmodel: {name: tiny}\nprompt: {reward: r1_zero}\nloss: {loss_type: gspo}\nseed: 3\n"
@@ -99,39 +95,12 @@ def test_a_reader_who_leaves_has_an_exit_code_and_loses_no_figures(run, tmp_path
     assert (tmp_path / "figures.json").exists(), "what was to be written was lost with the reader"
 
 
-#: What a run by default has no use for, but a few settings do.
-UNUSED = {
-    "bitsandbytes", "datasets", "joblib", "math_verify", "matplotlib.pyplot", "pandas", "peft", "reasoning_gym",
-    "sklearn", "submitit", "tensorboard", "torchvision", "trackio", "vllm", "wandb",
-}  # fmt: skip
 #: What only a run has a use for, and no question about settings, check of a sweep or sweep itself.
 OF_RUNS = {"accelerate", "matplotlib", "safetensors", "scipy", "sympy", "torch", "transformers"}
-TELL = """
-import json, sys
-from pathlib import Path
-from rlreason.__main__ import main
-told = []
-for words in json.loads(sys.argv[1]):
-    sys.argv = ["rlreason", *words]
-    try:
-        main()
-    except SystemExit as end:
-        told.append([end.code, list(sys.modules)])
-Path("told").write_text(json.dumps(told))
-"""
 
 
-def loaded(place: Path, *commands: list[str]) -> list[tuple[int, set[str]]]:
-    """Exit code and modules loaded by then of commands that one process runs one after the other."""
-    argv = [sys.executable, "-c", TELL, json.dumps(commands)]
-    subprocess.run(argv, cwd=place, env=os.environ | ENV, stdout=subprocess.DEVNULL, check=True)
-    return [(code, set(modules)) for code, modules in json.loads((place / "told").read_text())]
-
-
-def test_a_run_loads_nothing_that_it_has_no_use_for_and_a_question_or_mistake_no_library_of_runs(run, tmp_path):
+def test_a_question_or_mistake_loads_no_library_of_runs(run, tmp_path):
     """Bug: an import at the top of a module makes every `--help` and every subcommand wait for torch."""
-    light = ["inspect", str(run)], ["inspct"], ["--help"], ["--cfg", "job"]
-    *questions, (code, modules) = loaded(tmp_path, *light, words_of("n_steps=1"))
+    questions = loaded(tmp_path, ["inspect", str(run)], ["inspct"], ["--help"], ["--cfg", "job"])
     assert not questions[0][1] & {*OF_RUNS, *UNUSED, "hydra"}
     assert [(code, modules & (OF_RUNS | UNUSED)) for code, modules in questions] == [(c, set()) for c in (0, 2, 0, 0)]
-    assert (code, modules & {"torch", *UNUSED}) == (0, {"torch"})
