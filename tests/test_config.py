@@ -61,15 +61,30 @@ def usual() -> tuple[Any, dict[str, str]]:
         return typed(compose("config")), {group: option for group, option in choices.items() if group in GROUPS}
 
 
+#: Groups whose options go together: the first of each is composed in one run, then the second of each.
+TOGETHER = [["algorithm"], ["baseline", "eval"], ["model", "prompt"]]
+TOGETHER += [["data", *(group for group in GROUPS if group not in itertools.chain(*TOGETHER, ["data"]))]]
+
+
+@pytest.mark.parametrize("groups", TOGETHER, ids=" ".join)
+def test_every_option_composes(composed, gsm8k, groups):
+    """Bug: an option that cannot be composed, or that is of another algorithm."""
+    (gsm8k / "config.json").write_text("{}")  # a model of the user's own
+    for chosen in itertools.zip_longest(*map(options, groups)):
+        pairs = [(group, option) for group, option in zip(groups, chosen, strict=True) if option]
+        run = typed(composed(*dict.fromkeys(word for pair in pairs for word in words_with(*pair, gsm8k))))
+        assert type(run) is SCHEMAS["schema"][chosen[0] if groups == ["algorithm"] else "grpo"]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, usual, gsm8k, group):
+def test_every_option_keeps_the_rules_and_is_like_no_other(composed, usual, gsm8k, group):
     """Bug: an option that breaks a rule, or that is another one by a second name."""
     (gsm8k / "config.json").write_text("{}")  # a model of the user's own
     run, chosen = usual
     others = [option for option in options(group) if option != chosen.get(group)]
     runs = {option: typed(composed(*words_with(group, option, gsm8k))) for option in others}
     runs |= {chosen[group]: run} if group in chosen else {}
-    assert all(type(run) is SCHEMAS["schema"][o if group == "algorithm" else "grpo"] for o, run in runs.items())
     pairs = itertools.combinations([option for option in runs if option != "auto"], 2)  # which is one of the others
     assert [pair for pair in pairs if runs[pair[0]] == runs[pair[1]]] == []
 
@@ -87,21 +102,18 @@ def test_the_option_files_are_the_tables_of_the_formulas(composed, usual):
         assert altered(usual[0], **sizes).sequences_per_micro_batch() == rows
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_a_named_objective_sets_its_axes_and_any_axis_can_be_overridden_on_top(composed, name):
-    """Bug: an objective that misses one of its axes, or wins over what was typed."""
-    run = typed(composed(f"objective={name}", "length_norm=masked_mean", "entropy_coef=1e-4"))
-    assert (run.length_norm.kind, run.entropy_coef) == ("masked_mean", 1e-4)
-    assert is_named(replace(run, length_norm=NAMED[name].length_norm, entropy_coef=0.0), name)
-
-
-def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(composed, gsm8k):
-    """Bug: an ablation of objectives under a course's settings, which puts the course's objective back."""
+def test_a_named_objective_sets_its_axes_under_any_file_and_any_axis_can_be_overridden_on_top(composed, gsm8k):
+    """Bug: an objective that misses one of its axes, or wins over what was typed; an ablation of objectives under a
+    course's settings or in a sweep, which put another objective back.
+    """
     files = [f"experiment={p.stem}" for p in (CONF / "experiment").glob("*.yaml")]
     files += [f"sweep={sweep}" for sweep in SWEEPS if sweep.startswith("grpo")]
+    assert len(files) >= len(NAMED)
     for name, file in zip(itertools.cycle(NAMED), files, strict=False):
         data = [f"data.path={gsm8k}"] if file.startswith("experiment") else []
-        assert is_named(typed(composed(f"objective={name}", file, *data)), name), (name, file)
+        run = typed(composed(f"objective={name}", file, *data, "length_norm=masked_mean", "entropy_coef=1e-4"))
+        assert (run.length_norm.kind, run.entropy_coef) == ("masked_mean", 1e-4)
+        assert is_named(replace(run, length_norm=NAMED[name].length_norm, entropy_coef=0.0), name), (name, file)
 
 
 @pytest.mark.parametrize(
