@@ -44,9 +44,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
+gc.disable()  # what is loaded for the tests stays
+
+
 def pytest_collection_finish() -> None:
-    """Have the collector of garbage pass over what is loaded by now, which stays."""
+    """Have the collector of garbage pass over what is loaded by now."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

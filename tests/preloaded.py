@@ -1,14 +1,16 @@
-"""What every command makes first, made once in the server that the tests' commands are forked from."""
+"""What the commands of tests import, and what every one makes first: once, in the server that they are forked from."""
 
 import gc
+from importlib import import_module
 
-import rich.live  # noqa: F401
-from hydra.core.plugins import Plugins
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-from rlreason.config.store import register
-
-register()
-Plugins.instance()
-get_checkpoint_conversion_mapping("llama")  # it makes those of all models when a first one is saved
+gc.disable()  # while what stays is imported
+for module in ("cli.command", "training.train", "training.jobs", "training.distributed"):
+    import_module(f"rlreason.{module}")
+for module in ("matplotlib.pyplot", "rich.live", "tests.starts"):
+    import_module(module)
+import_module("rlreason.config.store").register()
+import_module("hydra.core.plugins").Plugins.instance()
+# It makes those of all models when a first one is saved.
+import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 gc.freeze()  # the collector of garbage passes over what is loaded
+gc.enable()

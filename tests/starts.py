@@ -32,17 +32,7 @@ SMALL = [
 ]  # fmt: skip
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    [
-        "rlreason.cli.command",
-        "rlreason.training.train",
-        "rlreason.training.jobs",
-        "rlreason.training.distributed",
-        "matplotlib.pyplot",
-        "tests.starts",
-        "tests.preloaded",
-    ]
-)
+FORKS.set_forkserver_preload(["tests.preloaded"])
 
 #: What a run by default has no use for, but a few settings do.
 UNUSED = {

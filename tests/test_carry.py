@@ -65,8 +65,8 @@ def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatc
     """Bug: a learning rate is carried to a model for which it is a hundred times too large."""
     monkeypatch.chdir(tmp_path)
     rates(tmp_path / "tiny")
-    words = ["sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
-    assert "learning_rate=1e-3" in checked(*words, "seed=0")[0].design.runs[0].overrides
+    words = ["loss=gspo,cispo", "seed=0", f"carry={tmp_path}/tiny"]
+    assert "learning_rate=1e-3" in checked(*words)[0].design.runs[0].overrides
     with pytest.raises(ConfigError, match=r"carry=.*\(learning_rate=1e-3\)"):
         checked(*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories")
 

@@ -67,16 +67,26 @@ PAGES_RUN = (README, PAGES["models.md"], PAGES["evaluate.md"], PAGES["resume.md"
 COMMANDS = [words for page in PAGES_RUN for words in calls(page) if not any(word.startswith("gpus=") for word in words)]
 
 
-def test_every_command_of_the_readme_and_the_assignments_and_one_of_each_page_composes(tmp_path, monkeypatch):
+COURSE = [words for words in calls(PAGES["assignments.md"]) if len(words) > 1]  # else it is a name
+OF_PAGES = [calls(PAGES[name]) for name in PAGES if name not in NONE_WHOLE]
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [*COMMANDS, *(max(found[:3], key=len) for found in OF_PAGES if found)],
+        pytest.param(COURSE, marks=pytest.mark.long),
+    ],
+    ids=["of the README and one of each page", "of the assignments"],
+)
+def test_the_commands_of_the_documents_compose(commands, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
     for name in ("RUN", "SWEEP"):
         (tmp_path / name).mkdir()
     assert len(COMMANDS) > 30
-    pages = [calls(PAGES[name]) for name in PAGES if name not in NONE_WHOLE]
-    course = [words for words in calls(PAGES["assignments.md"]) if len(words) > 1]  # else it is a name
     before = {"-m", *SWEEPS}
-    for words in [*COMMANDS, *course, *(max(found[:3], key=len) for found in pages if found)]:
+    for words in commands:
         check(words, before)
 
 

@@ -95,7 +95,10 @@ def samples(count: int, group: int, prompt: int, response: int) -> list[Sample]:
     return [Sample(one, RIGHT, advantage=1.0 if i % 2 else -1.0) for i, one in enumerate(told)]
 
 
-@pytest.mark.parametrize("word", ["optimizer=adamw_8bit", "model.gradient_checkpointing=true", "model.dtype=bfloat16"])
+LONG = [pytest.param("optimizer=adamw_8bit", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("word", [*LONG, "model.gradient_checkpointing=true", "model.dtype=bfloat16"])
 def test_training_the_built_in_model_takes_what_the_plan_says(composed, word):
     """Rows are nearly full: groups of 60 + 8 x 48 tokens, four to a row."""
     sizes = ("micro_batch_tokens=1776", "rollout_batch_size=64", "train_batch_size=64", "group_size=8")
@@ -119,7 +122,7 @@ def test_training_the_built_in_model_takes_what_the_plan_says(composed, word):
     assert Sampled(64, 8, 48) in work.sampled
 
 
-@pytest.mark.parametrize("sizes", [(32, 8, 60, 48, 128), (4, 4, 100, 120, 256)])
+@pytest.mark.parametrize("sizes", [pytest.param((32, 8, 60, 48, 128), marks=pytest.mark.long), (4, 4, 100, 120, 256)])
 def test_sampling_in_process_takes_what_the_plan_says(policy, sizes):
     prompts, group, prompt, response, rows = sizes
     caches: list[int] = []

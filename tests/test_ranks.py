@@ -74,17 +74,30 @@ CASES = {  # name -> whether the head is tied, overrides
 QUICK = ("replicate", "shard, checkpointing")
 
 
-@pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK)) for name in CASES])
-def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, monkeypatch, case):
+@pytest.fixture
+def forked_ranks(monkeypatch) -> list[Started]:
+    """The ranks that are started from now on, each a fork of the server that has its libraries."""
     started: list[Started] = []
 
     def fork(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
-        started.append(Started(cwd=ROOT, **env))  # where its libraries are loaded
+        started.append(Started(cwd=ROOT, **env))
         process = started[-1].process
         return SimpleNamespace(poll=lambda: process.exitcode, wait=process.join, kill=process.kill)
 
     instead = SimpleNamespace(Popen=fork, DEVNULL=None, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr("rlreason.training.distributed.subprocess", instead)
+    return started
+
+
+def said_by(ranks: list[Started]) -> list[str]:
+    """Return the lines that forked ranks have printed."""
+    ended = [rank.finished() for rank in ranks]
+    lines = [line for rank in ended for line in (rank.stdout + rank.stderr).splitlines()]
+    return [line for line in lines if "gemm_4bit" not in line]  # which bitsandbytes lacks where peft imports it
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK)) for name in CASES])
+def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, forked_ranks, case):
     tied, words = CASES[case]
     run, _ = run_of(*WORDS, *words)
     products = choose_dtype(run.model.dtype, Hardware())
@@ -121,9 +134,7 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
         assert (ranked.weights_are_finite(), ranked.broken_moments()) == (True, set())
     finally:
         ranked.ranks.close()
-    ended = [rank.finished() for rank in started]
-    lines = [line for rank in ended for line in (rank.stdout + rank.stderr).splitlines()]
-    assert not [line for line in lines if "gemm_4bit" not in line]  # which bitsandbytes lacks where peft imports it
+    assert not said_by(forked_ranks)
 
 
 def assert_close(found, expected, most: float = 1e-5) -> None:
@@ -214,9 +225,11 @@ def alone(tmp_path_factory):
         pytest.param(("gpus=2", "parallel=replicate"), ("gpus=3", "parallel=shard"), marks=pytest.mark.long),
     ],
 )
-def test_a_run_has_the_numbers_of_one_process_and_goes_on_with_any_number_in_any_mode(tmp_path, alone, first, then):
+def test_a_run_has_the_numbers_of_one_process_and_goes_on_with_any_number_in_any_mode(
+    tmp_path, alone, forked_ranks, first, then
+):
     trained(tmp_path, *OF_RUN, "n_steps=2", *first)
-    assert not (tmp_path / "ranks.log").exists()  # no rank had anything to say
+    assert not said_by(forked_ranks)
     assert_same(whole_steps(trained(tmp_path, *OF_RUN, *then)[0]), whole_steps(alone))
 
 
