@@ -184,16 +184,18 @@ def test_a_final_evaluation_follows(tmp_path):
 BROKEN = ("grpo_learning_rate/learning_rate=0.01,", "grpo_off_policy_clip_ablation/loss=grpo_no_clip,")
 
 
-def test_the_rehearsal():
+@pytest.mark.parametrize("one_in", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_the_rehearsal(one_in):
     """Bug: a monitor fires on sound runs."""
     fired, runs = Counter(), 0
-    for archive in sorted((ROOT / "docs/rehearsal/metrics").glob("*.tar.gz")):
+    for archive in sorted((ROOT / "docs/rehearsal/metrics").glob("*.tar.gz"))[::one_in]:
         with tarfile.open(fileobj=io.BytesIO(gzip.decompress(archive.read_bytes()))) as tar:
             for member in tar.getmembers():
                 runs += 1
                 rows = [json.loads(line) for line in tar.extractfile(member)]
                 fired.update((member.name.startswith(BROKEN), one.rule) for one in monitored(rows, {"group_size": 8}))
-    assert (runs, fired[True, "accuracy"], fired[True, "gradient_norm"] >= 3) == (228, 5, True)
+    found = (runs, fired[True, "accuracy"], fired[True, "gradient_norm"] >= 3)
+    assert (runs > 0, one_in > 1 or found == (228, 5, True)) == (True, True)
     assert not [rule for (broken, rule) in fired if not broken]
 
 
