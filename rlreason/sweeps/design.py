@@ -225,6 +225,9 @@ def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, seed:
             setting = {key: values[key] for key in grid.swept if key in values}
             unquoted = [f"{key}={value.strip(chr(39) + chr(34))}" for key, value in setting.items()]
             name = run_name([*unquoted, f"seed={values['seed']}"])
+            setting = {
+                key: value.replace(r"\:", ":") for key, value in setting.items()
+            }  # as it is typed: module:function
             runs.setdefault(name, RunState(name, words, setting, int(values["seed"])))
     every = list(runs.values())
     reference = _reference(file, grid, every, compose)
