@@ -240,7 +240,7 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     batches.clear()
     more = checked(f"learning_rate={','.join(CHANCES | LATER)}", "seed=auto", "max_seeds=6")[0]
     run_looks(None, replace(more, folder=tmp_path / "whole"))
-    assert sum(batches, []) == [f"learning_rate=0.01,seed={seed}" for seed in range(4)]  # of 6
+    assert [name for batch in batches for name in batch] == [f"learning_rate=0.01,seed={n}" for n in range(4)]  # of 6
     verdicts = [(one.outcome, one.difference.seeds) for one in verdicts_of(read_study([tmp_path / "whole"]))]
     assert verdicts[:3] == [("better", 3), ("cannot tell", 6), ("same", 4)]
     assert read_study(sorted((tmp_path / "whole").glob("learning*"))).max_seeds == 6  # given one by one, too
