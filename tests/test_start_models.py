@@ -55,7 +55,9 @@ def test_a_set_in_a_prompt_that_is_not_taught_is_said():
     for prompt in ("question_only", "r1_zero_short"):
         words += [f"+data@eval.sets.of_{prompt}.data=stories", f"+prompt@eval.sets.of_{prompt}.prompt={prompt}"]
     *_, said = begun(*words)
-    assert [line[:45] for line in said.splitlines() if line[0] == "!"] == ["! eval.sets.of_question_only.prompt=question_"]
+    assert [line[:45] for line in said.splitlines() if line[0] == "!"] == [
+        "! eval.sets.of_question_only.prompt=question_"
+    ]
 
 
 def test_a_prompt_of_ones_own_has_a_warm_start_to_itself(tmp_path):
