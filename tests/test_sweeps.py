@@ -235,7 +235,7 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     again, seeds_again = begun_in("whole")
     assert (seeds_again, again.status) == (seeds | {"0.5": 6}, "finished")
     assert [look["seeds"] for look in again.looks] == [3, 4, 6] * 2
-    assert looks_text(again).endswith("3 for learning_rate=1e-3; no more than 4 for learning_rate=1e-6")
+    assert looks_text(again).endswith("up with 3: learning_rate=1e-3; with 4: learning_rate=1e-6")
     assert begun_in("whole")[0].looks == again.looks
     batches.clear()
     more = checked(f"learning_rate={','.join(CHANCES | LATER)}", "seed=auto", "max_seeds=6")[0]

@@ -202,8 +202,8 @@ def looks_text(state: SweepState) -> str:
     for look in state.looks:
         stopped[look["seeds"]] += [setting_text(one["setting"]) for one in look["stopped"]]
     text = f"looks: with {few(list(map(str, stopped)), 20)} of at most {state.max_seeds} seeds"
-    ended = [f"no more than {n} for {few(names)}" for n, names in stopped.items() if names and n < state.max_seeds]
-    return "; ".join([text, *ended])
+    ended = [f"with {n}: {few(names)}" for n, names in stopped.items() if names and n < state.max_seeds]
+    return f"{text}; decided or given up {'; '.join(ended)}" if ended else text
 
 
 def begun(state: SweepState, folder: Path) -> SweepState:
