@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -43,6 +44,17 @@ def test_a_sweep_alone_two_settings_and_expectations(rates, cli):
     expected = ((a, b, "better"), 0), ((a, b, "same"), 1), ((rates, "better"), 1), ((same, "same"), 0)
     for (*sides, word), code in (*expected, ((same, "--equal-within", "0.01", "same"), 1)):
         cli.printed("compare", *sides, "--expect", word, code=code)
+
+
+def test_problems_that_chose_are_in_no_validation_set(tmp_path, cli):
+    """Bug: a set shares problems with the runs' own validation, and judges a setting by what chose it."""
+    for name, chance in (("a", 0.5), ("b", 0.55)):
+        sweep(tmp_path / name, "x", ["1", "2", "3"], lambda v, s: answers(7 * int(v) + s, chance))  # noqa: B023
+        for run in (tmp_path / name).glob("x=*"):
+            shutil.copytree(run / "evals", tmp_path / "copy")
+            (tmp_path / "copy").rename(run / "evals/hard")
+    own, hard = cli.figures("compare", tmp_path / "a", tmp_path / "b")
+    assert (hard["set"], hard["problems"], hard["difference"]) == ("hard", own["problems"], own["difference"])
 
 
 def test_settings_measured_otherwise(tmp_path, cli):

@@ -43,6 +43,8 @@ def test_a_plan_tells_what_nobody_has_run_yet(lines):
     assert said["runs"].startswith("12, of 3 settings and seeds 0, 1, 2, 3; 0 ")
     assert re.match(r"4 seeds: with 1024 .* below about 0.036 to 0.076 .*by Holm over 2 comparisons", said["can show"])
     assert "two seeds" in lines(design(seeds=2))["can show"]
+    looks = lines(dataclasses.replace(design(), max_seeds=4))["can show"]
+    assert re.match(r"4 seeds: with 1024 .* below about 0.042 to 0.088 ", looks)  # by the level of the last look
     alone = dataclasses.replace(design(), runs=design().runs[:4])
     assert lines(alone)["can show"] == "a mean over 4 seeds with its interval"
 

@@ -106,6 +106,11 @@ def test_more_validation_sets_are_judged_as_one_family(tmp_path):
     alone = verdicts_of(replace(of.sets["hard"], settings=of.sets["hard"].settings[:2]))
     assert (found[2].adjusted_p, found[3].word) == (pytest.approx(3 * alone[0].adjusted_p), "not compared")
     assert look(tmp_path / "s", 4, set())[0] == {(("lr", "2"),): "same", (("lr", "3"),): "same"}  # by their own
+    assert not [*sections.warnings_of(of)]
+    shutil.rmtree(tmp_path / "s/lr=2,seed=1/evals/hard")
+    assert [*sections.warnings_of(read_study([tmp_path / "s"]))] == [
+        "Not measured on hard, and left out there: lr=2,seed=1."
+    ]
     rows = sections.sets_table(of, found).rows
     assert [(row[:2], row[2] != NONE) for row in rows] == [([lr, "hard"], True) for lr in "123"]
 

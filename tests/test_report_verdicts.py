@@ -44,6 +44,8 @@ def test_effects_of_two_keys():
         one.key = (("g.p", one.label[0]), ("q", one.label[1]))
     study.axes = ["g.p", "q"]
     found = {(what, how): (round(d.mean, 6), d.seeds, d.low < d.mean < d.high) for what, how, d in effects_of(study)}
+    looked = [d.p for *_, d in effects_of(replace(study, max_seeds=8))]
+    assert all(p > d.p for p, (_, _, d) in zip(looked, effects_of(study), strict=True) if d.p < 1)
     wanted = {"p=1": 0.15, "q=1": 0.125, "q=2": 0.1, "p=1 q=1": 0.15, "p=1 q=2": 0.0}
     assert found == {(what, "together" if " " in what else "alone"): (d, 4, True) for what, d in wanted.items()}
     for one in study.settings:

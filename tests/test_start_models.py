@@ -49,6 +49,17 @@ def test_the_prompts_of_an_ablation_start_from_bit_equal_weights():
     assert not equal(first, begun("prompt=r1_zero", "model.seed=1", "model.cache=null")[0])
 
 
+def test_a_set_in_a_prompt_that_is_not_taught_is_said():
+    """Bug: the accuracy on a set is 0 because the tiny model has never seen its prompt, without a word."""
+    words = ["model.cache=null"]
+    for prompt in ("question_only", "r1_zero_short"):
+        words += [f"+data@eval.sets.of_{prompt}.data=stories", f"+prompt@eval.sets.of_{prompt}.prompt={prompt}"]
+    *_, said = begun(*words)
+    assert [line[:45] for line in said.splitlines() if line[0] == "!"] == [
+        "! eval.sets.of_question_only.prompt=question_"
+    ]
+
+
 def test_a_prompt_of_ones_own_has_a_warm_start_to_itself(tmp_path):
     mine, copy = tmp_path / "mine.prompt", tmp_path / "copy.prompt"
     mine.write_text("Q: {question}\nA:")

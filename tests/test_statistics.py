@@ -222,4 +222,4 @@ def test_the_p_value_after_looks_and_the_interval_agree(mean, seeds, extra, most
     assert (found.p <= own.LEVEL) == (found.low > 0 or found.high < 0)
     assert (found.p >= fixed.p, found.half >= fixed.half) == (True, True)
     assert looks.after_looks(fixed, 0) == fixed
-    assert 0 <= looks.chance(found, most, 3, 0.02) <= 2
+    assert 0 <= looks.chance(found, most, 3, 0.02) <= 1

@@ -175,6 +175,17 @@ def test_a_file_of_ones_own_works_the_same_and_a_wrong_block_is_answered_in_one_
     assert "n_steps" in mistake(*own(tmp_path, "chain: [grpo_baselines]\n", "n_steps: 3\n"))
 
 
+def test_a_file_of_ones_own_may_give_sets_and_functions(tmp_path):
+    """Bug: eval.sets=[] keeps the sets of a file, or a function of one's own is no reference."""
+    ours = "examples.own_loss:tapered"
+    blocks = f"params: {{loss: '{ours},grpo_clip'}}\nreference: [loss={ours}]\n"
+    words = own(tmp_path, blocks, "defaults: [/data@eval.sets.hard.data: stories_hard, _self_]\n")
+    whole, without = (checked(*words, *more)[0] for more in ([], ["eval.sets=[]"]))
+    assert [[*run.by_set()] for sweep in (whole, without) for run in sweep.runs.values()] == [["hard"]] * 2 + [[]] * 2
+    assert (whole.design.reference, whole.design.settings()[0]) == ({"loss": ours},) * 2
+    assert "docs/evaluate.md" in mistake(*own(tmp_path, blocks, "eval: {sets: [stories_hard]}\n"))
+
+
 def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets():
     given = ["learning_rate=1e-3", "loss=no_baseline", "off_policy=e4_full"]
     run = designed("sweep=grpo_off_policy_clip_ablation", "learning_rate=3e-3", carried=given).runs[0]

@@ -27,7 +27,17 @@ from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus, outcome_text, places
-from rlreason.sweeps.state import FILE, Judged, RunState, SweepState, begun, read_state, refuse_changed, write_state
+from rlreason.sweeps.state import (
+    FILE,
+    Judged,
+    RunState,
+    SweepState,
+    begun,
+    looks_text,
+    read_state,
+    refuse_changed,
+    write_state,
+)
 from rlreason.sweeps.texts import closing, settings_table
 from tests.starts import ENV, SMALL, rlreason
 from tests.sweep_folders import answers, checked, ended
@@ -185,10 +195,12 @@ def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_
 
 #: Learning rate -> the chance of a right answer, and what makes its seeds others than the reference's, the first.
 CHANCES = {"1e-4": (0.5, 0), "1e-3": (0.8, 30), "1e-5": (0.53, 60), "1e-6": (0.5, 0), "0.5": (0.6, 90)}
+LATER = {"0.01": (0.9, 120)}
 
 
 def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
-    """Bug: what is decided gets more seeds, what is open none, or a sweep that was killed takes a look twice."""
+    """Bug: what is decided gets more seeds, what is open none, a sweep that was killed takes a look twice, or what is
+    typed later, or failed, gets all seeds without a look."""
     sweep = checked(f"learning_rate={','.join(CHANCES)}", "seed=auto", "max_seeds=6")[0]
     batches, fails = list[list[str]](), {"0.5"}
 
@@ -198,7 +210,8 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         for run in left:
             if (rate := run.setting["learning_rate"]) not in fails:
-                ended(folder / run.name, answers(run.seed + CHANCES[rate][1], CHANCES[rate][0]))
+                chance, first = (CHANCES | LATER)[rate]
+                ended(folder / run.name, answers(run.seed + first, chance))
         return {}
 
     def begun_in(name: str) -> tuple[SweepState, dict[str, int]]:
@@ -220,7 +233,14 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     assert (again.looks, seeds_again) == (whole.looks, seeds)
     fails.clear()  # typed again, it goes on with what had failed, and with nothing else
     again, seeds_again = begun_in("whole")
-    assert (again.looks, seeds_again, again.status) == (whole.looks, seeds | {"0.5": 6}, "finished")
+    assert (seeds_again, again.status) == (seeds | {"0.5": 6}, "finished")
+    assert [look["seeds"] for look in again.looks] == [3, 4, 6] * 2
+    assert looks_text(again).endswith("up with 3: learning_rate=1e-3; with 4: learning_rate=1e-6")
+    assert begun_in("whole")[0].looks == again.looks
+    batches.clear()
+    more = checked(f"learning_rate={','.join(CHANCES | LATER)}", "seed=auto", "max_seeds=6")[0]
+    run_looks(None, replace(more, folder=tmp_path / "whole"))
+    assert [name for batch in batches for name in batch] == [f"learning_rate=0.01,seed={n}" for n in range(4)]  # of 6
     verdicts = [(one.outcome, one.difference.seeds) for one in verdicts_of(read_study([tmp_path / "whole"]))]
     assert verdicts[:3] == [("better", 3), ("cannot tell", 6), ("same", 4)]
     assert read_study(sorted((tmp_path / "whole").glob("learning*"))).max_seeds == 6  # given one by one, too

@@ -25,6 +25,7 @@ MAY_BE_ABSENT = ("experiment", "sweep")  # groups without which a run is whole
 #: spelling (eval.prompt=r1_zero for prompt@eval.prompt=r1_zero).
 PLACED = {"eval.prompt": "prompt", "eval.data": "data"}
 SETS, OF_SET = "eval.sets", re.compile(r"eval\.sets\.[\w-]+\.(prompt|data)")  # of more validation sets: added
+NO_SETS = f"{SETS}=null"
 #: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
 GPU_SHARE = "gpu_memory_utilization"
 AUTO, MAX_SEEDS = "seed=auto", "max_seeds="
@@ -69,6 +70,8 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
             notes[key] = f"{word} is {ours}={now} here"
         place = f"{group}@{ours}" if of_set or ours in PLACED else ours
         found.append(f"{sign}{place}{equals}{now}")
+    if NO_SETS in found and (more := [word for word in found if f"{SETS}." in word]):
+        raise ConfigError(f"{SETS}=[] drops all sets, and {more[0].lstrip('+')} names one: leave one of them out")
     for text in notes.values():
         note(f"note: {text}")
     return found
@@ -77,7 +80,7 @@ def translated(words: Sequence[str], note: Note = print, algorithm: str = "") ->
 def sets_in(word: str) -> list[str]:
     """Return the words that `eval.sets=[...]` is short for: the data of a set for each; any other word as it is.
 
-    A function's set has the name of the function.
+    A function's set has the name of the function. An empty list drops those that a file gives.
 
     >>> sets_in("eval.sets=[gsm8k,my_tasks:sums]")
     ['eval.sets.gsm8k.data=gsm8k', 'eval.sets.sums.data=my_tasks:sums']
@@ -88,6 +91,8 @@ def sets_in(word: str) -> list[str]:
     if "{" in value:
         raise ConfigError(f"{word}: name each setting by itself, as {SETS}.NAME.data=gsm8k {SETS}.NAME.samples=4")
     values = [] if value.lower() in NONE else re.findall(r"[^\s,\[\]'\"]+", value)
+    if not values:
+        return [NO_SETS]
     sets = [f"{SETS}.{data.rpartition(':')[2]}.data={data}" for data in values]
     if len({one.partition("=")[0] for one in sets}) < len(sets):
         raise ConfigError(f"{word} has one name twice: leave one out, or name it yourself, as {SETS}.NAME.data=gsm8k")
@@ -99,10 +104,11 @@ def sweep_options_spelt(overrides: Sequence[str], multirun: bool) -> list[str]:
 
     >>> sweep_options_spelt(["seed=0,1", "jobs=2", "carry=a,b=c,d=e", "sweep_name=x=1"], multirun=True)
     ['seed=0,1', 'hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a,b=c,d=e']", "hydra.sweeper.sweep_name='x=1'"]
-    >>> sweep_options_spelt(["max_seeds=8", "seed=auto", "max_seeds=4"], multirun=True)
+    >>> sweep_options_spelt(["max_seeds=8", "seed=AUTO", "max_seeds=4"], multirun=True)
     ['hydra.sweeper.max_seeds=8', 'seed=0,1,2,3', 'hydra.sweeper.max_seeds=4']
     """
     spelt, options = list[str](), TABLES["sweep_options"]
+    overrides = [AUTO if word.lower() == AUTO else word for word in overrides]
     limit = next((word for word in reversed(overrides) if word.startswith(MAX_SEEDS)), "")
     if AUTO in overrides and not limit:
         overrides = [*overrides, limit := f"{MAX_SEEDS}8"]

@@ -285,7 +285,7 @@ def run_sweep(grid: "Grid", sweep: CheckedSweep) -> int:
 def run_looks(grid: "Grid", sweep: CheckedSweep) -> None:
     """Run the first seeds of all settings, look, and give more seeds to those whose verdict is open and may be decided.
 
-    Looks that `sweep.json` holds are not taken again.
+    Looks that `sweep.json` holds are not taken again, but for settings that had failed or are typed later.
     """
     from rlreason.report.carry import look  # slow to import
 
@@ -296,16 +296,18 @@ def run_looks(grid: "Grid", sweep: CheckedSweep) -> None:
         runs = [run for run in design.runs if run.seed < min(seeds, had[run.key])]
         state = begun(replace(design, runs=runs), folder)
         run_batch(grid, sweep, state, [run for run in runs if run.seed >= before])
-        stopped = {tuple(one["setting"].items()) for of in state.looks for one in of["stopped"] if of["seeds"] <= seeds}
-        if any(of["seeds"] == seeds for of in state.looks):
-            going -= stopped
-        else:
+        earlier = [of for of in state.looks if of["seeds"] <= seeds]
+        stopped = {tuple(one["setting"].items()) for of in earlier for one in of["stopped"]}
+        still = {tuple(one.items()) for of in earlier if of["seeds"] == seeds for one in of["open"]}
+        going -= stopped
+        if going - still:  # not yet looked at: all, or those that have failed before or were typed later
             state.status = "running"  # until no seeds follow
             write_state(folder, state)
-            ended, going = look(folder, seeds, stopped)
-            if ended or going:  # else all have failed
+            ended, more = look(folder, seeds, stopped | still)
+            going = (going & still) | more
+            if ended or more:  # else all have failed
                 of_look = [{"setting": dict(key), "reason": reason} for key, reason in ended.items()]
-                state.looks.append({"seeds": seeds, "stopped": of_look})
+                state.looks.append({"seeds": seeds, "stopped": of_look, "open": list(map(dict, more))})
                 write_state(folder, state)
                 found = "; ".join(f"{setting_text(dict(key))}: {reason}" for key, reason in ended.items())
                 say(f"== look with {seeds} seeds: {found or 'nothing is decided'}")

@@ -65,12 +65,17 @@ class EvalConfig(EvalSetConfig):
     """How a model is prompted and graded, apart from how it is trained; null: as in training."""
 
     card: str | None = choice("leaderboard", "compliance.md checks a training by its rules", None, only_if="trains")
-    sets: dict[str, EvalSetConfig] = text(
+    sets: dict[str, EvalSetConfig] | None = text(
         {},
         "more validation sets, as [gsm8k,math]; below eval.sets.NAME stand data, prompt, reward, sampling, problems, "
         "final_problems and samples of each, null: as above",
         takes="list of data, or settings by name",
     )
+
+    @property
+    def by_name(self) -> dict[str, EvalSetConfig]:
+        """Return the sets; null, as `eval.sets=[]` is read, is none."""
+        return self.sets or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class RunConfig(AnyRunConfig):
     def rules(self) -> Iterator[str]:
         """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
         for name, run in self.by_set().items():
-            if self.eval.sets[name].data is None:
+            if self.eval.by_name[name].data is None:
                 yield f"eval.sets.{name} has no data: give it some, as eval.sets.{name}.data=gsm8k"
             yield from (of_set(name, line) for line in run.problems())
         prompt, data, last = self.eval.prompt, self.eval.data, self.eval.final_problems
@@ -200,7 +205,7 @@ class RunConfig(AnyRunConfig):
     def by_set(self) -> dict[str, Self]:
         """Return this run as it measures each of `eval.sets`: with the settings of that set in place of `eval`'s."""
         runs, own = dict[str, Self](), self.eval
-        for name, asked in own.sets.items():
+        for name, asked in own.by_name.items():
             given, numbers = (
                 {one.name: value for one in fields(part) if (value := getattr(part, one.name)) is not None}
                 for part in (asked, asked.sampling)
@@ -313,7 +318,9 @@ class RunConfig(AnyRunConfig):
         own = self.eval.data
         trained = {"data": self.data} if own is None or self.uses_training_data else {}
         read = trained if own is None else trained | {"eval.data": own}
-        return read | {f"eval.sets.{name}.data": of.data for name, of in self.eval.sets.items() if of.data is not None}
+        return read | {
+            f"eval.sets.{name}.data": of.data for name, of in self.eval.by_name.items() if of.data is not None
+        }
 
     @property
     def problems_on_the_way(self) -> int | None:

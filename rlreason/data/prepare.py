@@ -353,7 +353,7 @@ def load_sets(run: RunConfig, judges: Judges, say: Say) -> dict[str, Problems]:
             with naming_eval_settings(asked, "data"):
                 sets[name] = check_ground_truths(problems, judges.get(name), asked.evaluation.data, note)
             for key in ("problems", "final_problems"):  # of its own: the run's are a bound
-                if (count := getattr(run.eval.sets[name], key) or 0) > (there := len(problems)):
+                if (count := getattr(run.eval.by_name[name], key) or 0) > (there := len(problems)):
                     raise ConfigError(f"eval.{key}={count} is more than the {there} problems there are: lower it")
         note_repetitions(sets[name], name, judges.get(name), say)
     return sets

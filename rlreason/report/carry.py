@@ -167,7 +167,7 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     """Look at the first `seeds` seeds of a sweep: return the settings that get no more, with why, and those that do,
     the reference too.
 
-    `stopped`: by earlier looks. A setting of which fewer than two runs have an accuracy is in neither. The runs' own
+    `stopped`: decided before. A setting of which fewer than two runs have an accuracy is in neither. The runs' own
     validation decides; `eval.sets` belong to the family that is corrected.
     """
     study = read_study([folder])
@@ -175,7 +175,8 @@ def look(folder: Path, seeds: int, stopped: Set[Key]) -> tuple[dict[Key, str], s
     every = verdicts_of(replace(study, settings=settings))
     verdicts = zip(settings[1:], (one for one in every if not one.of_set), strict=True)
     measured = {one.key for one in settings if len(one.accuracies) > 1}
-    judged = {one.key: verdict for one, verdict in verdicts if {one.key, settings[0].key} <= measured - stopped}
+    measured = measured - stopped if settings[0].key in measured else set()
+    judged = {one.key: verdict for one, verdict in verdicts if one.key in measured}
     labels = {verdict.setting for verdict in judged.values()}
     undecided = sum(one.outcome == "cannot tell" for one in every if one.setting in labels)
     ended, going = dict[Key, str](), set[Key]()

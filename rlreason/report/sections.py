@@ -162,6 +162,9 @@ def warnings_of(study: Study) -> Iterator[str]:
     for fact, of in clusters_of(study.settings, in_common(study.settings)).items():
         if too_few(of):
             yield f"There are too few {fact}s of like size to tell what goes by them."
+    for name in dict.fromkeys(name for run in study.runs for name in run.sets):
+        if without := [run.folder.name for run in study.runs if name not in run.sets and run.state != WAITING]:
+            yield f"Not measured on {name}, and left out there: {few(without)}."
     if any(run.settings.get("data.overlap") == "allow" for run in study.runs):
         yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
     series = [of for run in study.runs for of in run.series.items()]

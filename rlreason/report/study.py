@@ -171,10 +171,20 @@ class Study:
 
     @property
     def sets(self) -> dict[str, "Study"]:
-        """Return this study on each of `eval.sets` that the reference has and another setting too; none chose here."""
+        """Return this study on each of `eval.sets` that the reference has and another setting too.
+
+        Where some of the runs' own problems chose the settings (`among`), a set is without these questions.
+        """
         have = [{name: None for run in one.runs for name in run.sets} for one in self.settings]
         shared = [name for name in have[0] if any(name in others for others in have[1:] or have)]
-        return {name: replace(self, settings=[one.on(name) for one in self.settings], among=None) for name in shared}
+        found = {name: replace(self, settings=[one.on(name) for one in self.settings], among=None) for name in shared}
+        if self.among is not None:
+            asked = [pair for one in self.settings for final in one.finals for pair in final.items()]
+            chose = {problem.question for name, problem in asked if name not in self.among}
+            for of in found.values():
+                asked = [pair for one in of.settings for final in one.finals for pair in final.items()]
+                of.among = {name for name, problem in asked if problem.question not in chose}
+        return found
 
 
 def labels_of(keys: Sequence[Key]) -> list[str]:

@@ -332,8 +332,7 @@ def caveats_of(pairing: Pairing) -> list[str]:
         caveats.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
     sources = defaultdict[str, set[str]](set)  # setting that names a function of the user's -> hashes of its source
     for run in (*pairing.one.runs, *reference.runs):
-        told = run.provenance.get("own_functions", {})
-        for key, digest in told.items() if isinstance(told, dict) else ():
+        for key, digest in run.provenance.get("own_functions", {}).items():
             sources[key].add(digest)
     if edited := [key for key, of in sources.items() if len(of) > 1]:
         caveats.append(f"The source of {few(edited)} is not the same in all runs ({FUNCTIONS} of each has it).")

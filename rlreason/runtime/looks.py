@@ -101,4 +101,4 @@ def chance(found: Difference, max_seeds: int, comparisons: int, equal_within: fl
     apart, half = (half_width(float(levels(max_seeds, level)[-1]), *parts) for level in (LEVEL / comparisons, LEVEL))
     ends = np.array([-apart, apart, half - equal_within, equal_within - half])
     below = stdtr(found.dof, (ends - found.mean) / max(found.se_seeds * math.sqrt(1 - share), TIED))
-    return float(below[0] + 1 - below[1] + max(below[3] - below[2], 0.0))
+    return float(min(below[0] + 1 - below[1] + max(below[3] - below[2], 0.0), 1.0))  # where both ranges meet: any mean

@@ -225,6 +225,8 @@ def design_of(grid: Grid, file: SweepFile, folder: Path, compose: Compose, seed:
             setting = {key: values[key] for key in grid.swept if key in values}
             unquoted = [f"{key}={value.strip(chr(39) + chr(34))}" for key, value in setting.items()]
             name = run_name([*unquoted, f"seed={values['seed']}"])
+            # A word of Hydra's escapes the colon of a function of one's own, and names of folders keep that.
+            setting = {key: value.replace(r"\:", ":") for key, value in setting.items()}
             runs.setdefault(name, RunState(name, words, setting, int(values["seed"])))
     every = list(runs.values())
     reference = _reference(file, grid, every, compose)

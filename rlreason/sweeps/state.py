@@ -115,7 +115,7 @@ def refuse_changed(
             allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
         different = changed(settings_in(place), flat_text(config_of(run)), allowed)
         then, now = RunFolder(place).provenance.get("own_functions"), source_digests(sources_of(run))
-        if not different and isinstance(then, dict) and then != now:
+        if not different and then and then != now:
             names = [key for key in now if then.get(key) != now[key]]
             different = f"{few(names)} has another source now: a run keeps it in {FUNCTIONS}"
         if different:
@@ -195,15 +195,15 @@ def setting_text(setting: Setting) -> str:
 
 
 def looks_text(state: SweepState) -> str:
-    """Return how many looks were taken, and with how many seeds settings stopped; "" where seeds were fixed."""
+    """Return with how many seeds looks were taken, and which settings got no more; "" where seeds were fixed."""
     if not state.looks:
         return ""
-    times = few([str(look["seeds"]) for look in state.looks], 20)
-    parts = [f"looks: {len(state.looks)}, with {times} of at most {state.max_seeds} seeds"]
+    stopped: dict[int, list[str]] = {look["seeds"]: [] for look in state.looks}
     for look in state.looks:
-        if stopped := [f"{setting_text(one['setting'])} ({one['reason']})" for one in look["stopped"]]:
-            parts.append(f"decided or given up with {look['seeds']}: {few(stopped, 20)}")
-    return "; ".join(parts)
+        stopped[look["seeds"]] += [setting_text(one["setting"]) for one in look["stopped"]]
+    text = f"looks: with {few(list(map(str, stopped)), 20)} of at most {state.max_seeds} seeds"
+    ended = [f"with {n}: {few(names)}" for n, names in stopped.items() if names and n < state.max_seeds]
+    return f"{text}; decided or given up {'; '.join(ended)}" if ended else text
 
 
 def begun(state: SweepState, folder: Path) -> SweepState:

@@ -10,7 +10,7 @@ from rlreason.config.algorithms import GRPOConfig
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.plan import planned, verdict
 from rlreason.records.files import COMPLIANCE
-from rlreason.runtime.looks import looks_of
+from rlreason.runtime.looks import levels, looks_of
 from rlreason.runtime.machine import believed_device
 from rlreason.runtime.statistics import ASSUMED, LEVEL, mean_interval, points, smallest_difference
 from rlreason.runtime.text import aligned, duration, few, size
@@ -96,7 +96,8 @@ def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
     if n == 1:
         return f"a mean over {fewest} seeds with its interval" if fewest > 1 else "one trained model"
     problems = asked or problems_of(run)
-    text = power_text(fewest, problems, n - 1 if design.reference is not None else n * (n - 1) // 2)
+    comparisons = n - 1 if design.reference is not None else n * (n - 1) // 2
+    text = power_text(fewest, problems, comparisons, looks=design.max_seeds > 0)
     if problems:
         text += f"; carry= and monitors.dominated read half of them, about {problems // 2}"
     if run.monitors.dominated == "stop" and fewest <= FEWEST_SEEDS:
@@ -104,8 +105,10 @@ def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
     return text
 
 
-def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: float | None = None) -> str:
-    """Return the smallest difference in words. `spread`: of the seeds; None: it is assumed."""
+def power_text(
+    seeds: int, problems: int | None, comparisons: int = 1, spread: float | None = None, looks: bool = False
+) -> str:
+    """Return the smallest difference in words. `spread`: of the seeds; None: it is assumed. `looks`: after looks."""
     asked = problems or 1000
     on = f"{problems} problems" if problems else f"about {asked} problems (their number is not known before)"
     if seeds == 1:
@@ -117,9 +120,12 @@ def power_text(seeds: int, problems: int | None, comparisons: int = 1, spread: f
     spreads, by = list(ASSUMED), "assumed: seeds that spread by 0.02 to 0.05"
     if spread is not None:
         spreads, by = [spread], f"seeds that spread by {spread:g}, half of it in both"
+    of_verdicts = (LEVEL, LEVEL / comparisons)
+    if looks:
+        of_verdicts = float(levels(seeds, LEVEL)[-1]), float(levels(seeds, LEVEL / comparisons)[-1])
     width, strictest = (
         " to ".join(points(min(1.0, smallest_difference(seeds, asked, one, level))) for one in spreads)
-        for level in (LEVEL, LEVEL / comparisons)
+        for level in of_verdicts
     )
     text = f'with {on} a difference below about {width} stays "cannot tell" ({by})'
     if comparisons > 1:

@@ -216,6 +216,11 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
                 except OSError as error:
                     console.say(f"! model.cache={tiny.cache}: this model is not kept ({error})")
     console.say(f"start      the tiny model, its weights: {source}")
+    taught = {form.prompt("") for form in formats_of(run)}
+    for name, asked in run.by_set().items() if tiny.warm_start.steps else ():
+        if format_of(prompt := asked.evaluation.prompt).prompt("") not in taught:
+            why = "the tiny model is taught other prompts: its accuracy there says nothing"
+            console.say(f"! eval.sets.{name}.prompt={prompt.name}: {why}; leave it out, or set eval.prompt")
     seconds = round(time.monotonic() - began, 1)
     return StartWeights(source, checksum(copy_weights(policy.named_weights())), key, seconds)
 
