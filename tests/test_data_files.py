@@ -51,7 +51,7 @@ TULU = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": CHAT}
 CHOSEN = {"prompt": "Q", "chosen": "so \\boxed{3}", "label": "4"}
 ROWS = [  # row, the problem that it is, fields by name
     ({"question": " Q1 ", "answer": "half: 48/2 = <<48/2=24>>24\n#### 1,024"},
-     Problem("id", "Q1", "1024", "half: 48/2 = <<48/2=24>>24"), {}),
+     Problem("id", "Q1", "1024", "half: 48/2 = <<48/2=24>>24", facts={"level": "1 step"}), {}),
     ({"question": "Q", "answer": 7}, Problem("id", "Q", "7"), {}),
     ({"problem": "P", "solution": BOX, "type": "Counting"}, Problem("id", "P", r"\frac{1}{4}", BOX), {}),
     ({"problem": "P", "solution": BOX, "answer": r"\frac14"}, Problem("id", "P", r"\frac14", BOX), {}),
@@ -408,3 +408,19 @@ def test_the_real_gsm8k(grader):
     assert (len(train), len(test), notes) == (7473, 1319, [])
     assert prepare.without_overlap(train, test, "refuse", str, notes.append) == train
     assert filter_correct(train, TRACE, grader, notes.append) == train
+    easy = read(FileDataConfig(name="gsm8k", path=str(GSM8K), validation="test", gold="hash", max_steps=2))
+    assert list(map(len, easy)) == [2579, 422, 2]
+
+
+def test_problems_of_more_steps_are_left_out_of_both_splits(tmp_path):
+    """Bug: they stay in validation, or rows whose steps nobody counted pass for easy ones."""
+    long = {"question": "a?", "answer": "<<1+1=2>>2 <<2+1=3>>3 <<3+1=4>>4\n#### 4"}
+    for name, row in (("train", long), ("test", long | {"question": "b?"})):
+        lines(tmp_path / f"{name}.jsonl", [*sums(3, start=len(name)), row, {"question": f"{name}?", "answer": "1"}])
+    data = FileDataConfig(name="x", path=str(tmp_path), max_steps=2)
+    train, test, notes = read(data)
+    assert [[p.facts for p in half] for half in (train, test)] == [[{"level": "1 step"}] * 3] * 2
+    assert [note.partition(": ")[2][:9] for note in notes] == ["kept 3 of"] * 2
+    lines(tmp_path / "train.jsonl", [long])
+    with pytest.raises(DataError, match=r"max_steps=2: kept 0 of 1 "):
+        read(data)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.errors import ConfigError
+from rlreason.model import policy as model_policy
 from rlreason.model.attention import NAMES, one_by_one, select_kernel
 from rlreason.model.packing import attention_by_layout, divide, pack
 from rlreason.model.policy import LogProbScorer, Policy, check_kernel, load_policy
@@ -114,6 +115,21 @@ def test_a_model_that_caps_its_logits_is_refused(tokenizer):
     )  # fmt: skip
     with pytest.raises(ConfigError, match="other log-probabilities"):
         Policy(Gemma2ForCausalLM(config), tokenizer)
+
+
+def test_a_model_is_refused_for_other_numbers_and_not_for_rounding(policy, monkeypatch):
+    """Bug: a pretrained model whose large activations round by more in float32 cannot be loaded once it was trained."""
+    packed, before = model_policy._packed_log_probs, {name: w.clone() for name, w in policy.named_weights()}
+
+    def rounded(policy, share=False):
+        return packed(policy, share) + (0.01 if policy.head.dtype == torch.float32 else 0.0)
+
+    monkeypatch.setattr(model_policy, "_packed_log_probs", rounded)
+    loaded = dict(Policy(policy.model, policy.tokenizer).named_weights())
+    assert all(loaded[name].dtype == w.dtype and loaded[name].equal(w) for name, w in before.items())
+    monkeypatch.setattr(model_policy, "_packed_log_probs", lambda policy, share=False: packed(policy, share) + 0.01)
+    with pytest.raises(ConfigError, match="its own forward pass"):
+        Policy(policy.model, policy.tokenizer)
 
 
 # A prompt that several responses share is computed once, and gives what repeated prompts give

@@ -117,6 +117,7 @@ class RowsDataConfig(DataConfig):
         "response | solution", "solution: in prompt.trace's form", only_if="here is data and reads_traces"
     )
     max_chars: int = count(100_000, "characters of a field; a longer text makes a bad row")
+    max_steps: int | None = count(None, "most <<3+4=7>> in a solution, in both splits; null: all, and those with none")
     n_validation: int | None = count(None, "hold out this many of train for validation", MADE)
     split_seed: int = number(
         0, "which are held out, not by `seed`: the same in all stages", high=MAX_SEED, only_if="here.holds_out"

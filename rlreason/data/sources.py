@@ -143,7 +143,20 @@ def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: s
         as_solution=traces and data.response_as == "solution",
         truth_in_response=not truth_elsewhere and not (traces and data.filter == "correct"),
     )
-    return read_table(rows, source, f"{data.name}-{label}", parse, data.bad_rows == "skip", say)
+    table = read_table(rows, source, f"{data.name}-{label}", parse, data.bad_rows == "skip", say)
+    if data.max_steps is None:
+        return table
+    kept = [one for one in table if 0 < steps_in(one[0].solution) <= data.max_steps]
+    counted = f"data.max_steps={data.max_steps}: kept {len(kept)} of {len(table)} problems of {source}"
+    if not kept:
+        raise DataError(f"{counted}: raise it, or leave it out where solutions have no <<3+4=7>>")
+    say(counted)
+    return kept
+
+
+def steps_in(solution: str | None) -> int:
+    """Return the number of calculations that a worked solution of GSM8K is annotated with, as <<3+4=7>>."""
+    return (solution or "").count("<<")
 
 
 def validation_split(data: FileDataConfig) -> str:
@@ -223,7 +236,10 @@ def to_problem(
     solution = solution.strip() if solution else None
     own = _first(row, names["id"])[1]
     named = isinstance(own, str | int) and str(own).strip() and str(own).isprintable()
-    problem = Problem(id, question.strip(), found, solution, prompt, response, facts_of(row, names))
+    facts = facts_of(row, names)
+    if steps := steps_in(solution):
+        facts.setdefault("level", f"{steps} step{'s' * (steps > 1)}")
+    problem = Problem(id, question.strip(), found, solution, prompt, response, facts)
     return problem, str(own) if named else None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from rlreason.config.leaves import may_be_hub_name
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.runtime.machine import Device, place_of
@@ -114,7 +115,8 @@ def shape_of(model: ModelConfig) -> tuple[ModelShape | None, str]:
         return shape, str(file) if shape else f"the shape is unknown: {file} has experts, a state, or no sizes"
     if name in PUBLISHED:
         return PUBLISHED[name], f"the published shape of {name}"
-    return None, f"the shape of {name} is unknown until its config.json is here: hf download {name} config.json"
+    cure = f": hf download {name} config.json" if may_be_hub_name(name) else ""
+    return None, f"the shape of {name} is unknown until its config.json is here{cure}"
 
 
 def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
