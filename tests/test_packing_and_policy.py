@@ -118,15 +118,20 @@ def test_a_model_that_caps_its_logits_is_refused(tokenizer):
 
 
 def test_a_model_is_refused_for_other_numbers_and_not_for_rounding(policy, monkeypatch):
-    """Bug: a pretrained model whose large activations round by more in float32 cannot be loaded once it was trained."""
+    """Bug: a pretrained model whose large activations round by more in float32 cannot be loaded once it was trained,
+    or is compared in float64 but for its norms and its softmax, which round as before.
+    """
     packed, before = model_policy._packed_log_probs, {name: w.clone() for name, w in policy.named_weights()}
+    compare, apart = model_policy._largest_difference, list[float]()
 
     def rounded(policy, share=False):
         return packed(policy, share) + (0.01 if policy.head.dtype == torch.float32 else 0.0)
 
     monkeypatch.setattr(model_policy, "_packed_log_probs", rounded)
+    monkeypatch.setattr(model_policy, "_largest_difference", lambda *of: apart.append(compare(*of)) or apart[-1])
     loaded = dict(Policy(policy.model, policy.tokenizer).named_weights())
     assert all(loaded[name].dtype == w.dtype and loaded[name].equal(w) for name, w in before.items())
+    assert (0.009 < apart[0] < 0.011, apart[1] < 1e-10, len(apart)) == (True, True, 2)
     monkeypatch.setattr(model_policy, "_packed_log_probs", lambda policy, share=False: packed(policy, share) + 0.01)
     with pytest.raises(ConfigError, match="its own forward pass"):
         Policy(policy.model, policy.tokenizer)
