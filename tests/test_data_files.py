@@ -421,6 +421,11 @@ def test_problems_of_more_steps_are_left_out_of_both_splits(tmp_path):
     train, test, notes = read(data)
     assert [[p.facts for p in half] for half in (train, test)] == [[{"level": "1 step"}] * 3] * 2
     assert [note.partition(": ")[2][:9] for note in notes] == ["kept 3 of"] * 2
+    bare = [{"question": row["question"], "solution": row["answer"].partition("\n")[0]} for row in (*sums(2), long)]
+    lines(tmp_path / "train.jsonl", bare)
+    data.ground_truth = str(lines(tmp_path / "known.jsonl", [row | {"answer": "9", "solution": None} for row in bare]))
+    found, _ = prepare.with_ground_truths(data, read(data)[0], [], str, str)  # answers alone have no steps
+    assert [(p.question, p.answer) for p in found] == [("0+0?", "9"), ("1+1?", "9")]
     lines(tmp_path / "train.jsonl", [long])
     with pytest.raises(DataError, match=r"max_steps=2: kept 0 of 1 "):
         read(data)

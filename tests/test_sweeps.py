@@ -200,7 +200,7 @@ LATER = {"0.01": (0.9, 120)}
 
 def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     """Bug: what is decided gets more seeds, what is open none, a sweep that was killed takes a look twice, or what is
-    typed later, or failed, gets all seeds without a look."""
+    typed later, or failed, gets all seeds without a look, or the reference gets some for what is not typed now."""
     sweep = checked(f"learning_rate={','.join(CHANCES)}", "seed=auto", "max_seeds=6")[0]
     batches, fails = list[list[str]](), {"0.5"}
 
@@ -228,8 +228,17 @@ def test_seeds_are_added_where_they_decide(tmp_path, monkeypatch):
     assert sum(map(len, batches)) == 15 + 3 + 4  # what has failed is not begun again, and gets no more
     fails.add("killed")
     assert begun_in("killed")[0].status == "interrupted"
+    shutil.copytree(tmp_path / "killed", tmp_path / "part")
     fails.remove("killed")
+    batches.clear()
+    part = checked("learning_rate=1e-4,0.01", "seed=auto", "max_seeds=6")[0]
+    run_looks(None, replace(part, folder=tmp_path / "part"))
+    of_rate = Counter(name.split(",")[0] for batch in batches for name in batch)
+    assert of_rate == {"learning_rate=1e-4": 1, "learning_rate=0.01": 4}
+    (file := tmp_path / "killed" / FILE).write_text(file.read_text().replace('"open"', '"of old"'))  # has no such key
     again, seeds_again = begun_in("killed")
+    assert again.looks.pop(1)["open"] == again.looks[0].pop("of old")  # looked again
+    again.looks[0]["open"] = whole.looks[0]["open"]
     assert (again.looks, seeds_again) == (whole.looks, seeds)
     fails.clear()  # typed again, it goes on with what had failed, and with nothing else
     again, seeds_again = begun_in("whole")

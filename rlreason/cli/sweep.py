@@ -298,12 +298,12 @@ def run_looks(grid: "Grid", sweep: CheckedSweep) -> None:
         run_batch(grid, sweep, state, [run for run in runs if run.seed >= before])
         earlier = [of for of in state.looks if of["seeds"] <= seeds]
         stopped = {tuple(one["setting"].items()) for of in earlier for one in of["stopped"]}
-        still = {tuple(one.items()) for of in earlier if of["seeds"] == seeds for one in of["open"]}
+        still = {tuple(one.items()) for of in earlier if of["seeds"] == seeds for one in of.get("open", [])}
         going -= stopped
-        if going - still:  # not yet looked at: all, or those that have failed before or were typed later
+        if new := going - still:  # not yet looked at: all, or those that have failed before or were typed later
             state.status = "running"  # until no seeds follow
             write_state(folder, state)
-            ended, more = look(folder, seeds, stopped | still)
+            ended, more = look(folder, seeds, {run.key for run in state.runs} - new)
             going = (going & still) | more
             if ended or more:  # else all have failed
                 of_look = [{"setting": dict(key), "reason": reason} for key, reason in ended.items()]

@@ -144,7 +144,7 @@ def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: s
         truth_in_response=not truth_elsewhere and not (traces and data.filter == "correct"),
     )
     table = read_table(rows, source, f"{data.name}-{label}", parse, data.bad_rows == "skip", say)
-    if data.max_steps is None:
+    if data.max_steps is None or label == GROUND_TRUTH:
         return table
     kept = [one for one in table if 0 < steps_in(one[0].solution) <= data.max_steps]
     counted = f"data.max_steps={data.max_steps}: kept {len(kept)} of {len(table)} problems of {source}"
