@@ -163,7 +163,7 @@ def warnings_of(study: Study) -> Iterator[str]:
         if too_few(of):
             yield f"There are too few {fact}s of like size to tell what goes by them."
     for name in dict.fromkeys(name for run in study.runs for name in run.sets):
-        if without := [run.folder.name for run in study.runs if name not in run.sets and run.state != WAITING]:
+        if without := [run.folder.name for run in study.runs if name not in run.sets and run.accuracy is not None]:
             yield f"Not measured on {name}, and left out there: {few(without)}."
     if any(run.settings.get("data.overlap") == "allow" for run in study.runs):
         yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."

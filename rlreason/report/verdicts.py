@@ -173,6 +173,7 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
         looked = study.max_seeds > 0
         return Pairing(one, reference, difference, (a, b), n, most, on_purpose, clusters, by_problem, looked)
     headline, why = "", "their runs answered no problem in common"
+    why += " but those that chose a setting" if study.among is not None else ""
     if differing:
         line = next((line for line in differing if line.startswith("reward:")), differing[0])
         name, _, values = line.partition(": ")
