@@ -11,7 +11,8 @@ from rlreason.cli.check import reading
 from rlreason.cli.flags import composing, read
 from rlreason.cli.sweep import CheckedSweep, checked_sweep, shared_config
 from rlreason.cli.sweep import designed as design_of
-from rlreason.sweeps.state import RunState, Setting, SweepState, write_state
+from rlreason.report.carry import look
+from rlreason.sweeps.state import Key, RunState, Setting, SweepState, read_state, write_state
 
 PROTOCOL = {"prompt": "{question}", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "aa"}
 CONFIG = """\
@@ -83,3 +84,8 @@ def sweep(
     state = SweepState(folder.name, command, [key], reference, "finished", 1, "processes", runs, sweep=folder.name)
     write_state(folder, state)
     return state
+
+
+def looked(folder: Path, seeds: int) -> tuple[dict[Key, str], set[Key]]:
+    """A look at all settings of a sweep."""
+    return look(folder, seeds, {run.key for run in read_state(folder).runs})

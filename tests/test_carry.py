@@ -14,11 +14,11 @@ import pytest
 from rlreason.cli.sweep import print_table
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
-from rlreason.report.carry import carry, look, losers, sweep_folder, why_dominated
+from rlreason.report.carry import carry, losers, sweep_folder, why_dominated
 from rlreason.report.study import purposes
 from rlreason.runtime.statistics import Difference, Floats, compared
 from rlreason.sweeps.state import DOMINATED, Key, SweepState, begun, read_state, write_state
-from tests.sweep_folders import PROTOCOL, Answers, answers, checked, designed, sweep
+from tests.sweep_folders import PROTOCOL, Answers, answers, checked, designed, looked, sweep
 
 LR = {"learning_rate": "1e-4"}
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
@@ -149,11 +149,11 @@ def test_a_look_decides_by_the_runs_own_validation(tmp_path):
     """Bug: a look at runs that were measured on `eval.sets` too ends in a traceback, or decides by another set."""
     state = rates(tmp_path / "s", lambda value, seed: answers(seed, 0.8 if value == "1e-3" else 0.5))
     write_state(tmp_path / "s", replace(state, max_seeds=8))
-    before = look(tmp_path / "s", 4, set())
+    before = looked(tmp_path / "s", 4)
     for run in (tmp_path / "s").glob("learning_rate=*"):
         shutil.copytree(run / "evals", tmp_path / run.name)
         shutil.move(tmp_path / run.name, run / "evals" / "hard")
-    assert (look(tmp_path / "s", 4, set()), "better" in before[0].values()) == (before, True)
+    assert (looked(tmp_path / "s", 4), "better" in before[0].values()) == (before, True)
 
 
 def test_a_failed_run_makes_no_look_give_a_setting_up(tmp_path):
@@ -161,9 +161,9 @@ def test_a_failed_run_makes_no_look_give_a_setting_up(tmp_path):
     right = {"1e-4": (0, 0.5), "1e-3": (30, 0.53), "1e-2": (60, 0.53)}
     state = rates(tmp_path / "s", lambda value, seed: answers(seed + right[value][0], right[value][1]))
     write_state(tmp_path / "s", replace(state, max_seeds=6))
-    assert [*look(tmp_path / "s", 4, set())[0].values()] == ["unlikely to be decided with 6"]
+    assert [*looked(tmp_path / "s", 4)[0].values()] == ["unlikely to be decided with 6"]
     shutil.rmtree(tmp_path / "s" / "learning_rate=1e-4,seed=1")
-    ended, going = look(tmp_path / "s", 3, set())
+    ended, going = looked(tmp_path / "s", 3)
     assert (ended, len(going)) == ({}, 3)
 
 

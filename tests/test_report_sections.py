@@ -11,12 +11,11 @@ from report_objects import answered
 
 from rlreason.health.monitors import Finding
 from rlreason.report import sections
-from rlreason.report.carry import look
 from rlreason.report.content import PLUS_MINUS, Series
 from rlreason.report.read import differing_keys, read_study
 from rlreason.report.study import GradedProblem, Study
 from rlreason.report.verdicts import verdicts_of
-from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
+from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, looked, sweep
 
 ALL, NONE = [0, 1, 2, 3], sections.NONE
 
@@ -105,7 +104,7 @@ def test_more_validation_sets_are_judged_as_one_family(tmp_path):
     ]  # fmt: skip
     alone = verdicts_of(replace(of.sets["hard"], settings=of.sets["hard"].settings[:2]))
     assert (found[2].adjusted_p, found[3].word) == (pytest.approx(3 * alone[0].adjusted_p), "not compared")
-    assert look(tmp_path / "s", 4, set())[0] == {(("lr", "2"),): "same", (("lr", "3"),): "same"}  # by their own
+    assert looked(tmp_path / "s", 4)[0] == {(("lr", "2"),): "same", (("lr", "3"),): "same"}  # by their own
     assert not [*sections.warnings_of(of)]
     shutil.rmtree(tmp_path / "s/lr=2,seed=1/evals/hard")
     assert [*sections.warnings_of(read_study([tmp_path / "s"]))] == [

@@ -297,13 +297,12 @@ def run_looks(grid: "Grid", sweep: CheckedSweep) -> None:
         state = begun(replace(design, runs=runs), folder)
         run_batch(grid, sweep, state, [run for run in runs if run.seed >= before])
         earlier = [of for of in state.looks if of["seeds"] <= seeds]
-        stopped = {tuple(one["setting"].items()) for of in earlier for one in of["stopped"]}
+        going -= {tuple(one["setting"].items()) for of in earlier for one in of["stopped"]}
         still = {tuple(one.items()) for of in earlier if of["seeds"] == seeds for one in of.get("open", [])}
-        going -= stopped
         if new := going - still:  # not yet looked at: all, or those that have failed before or were typed later
             state.status = "running"  # until no seeds follow
             write_state(folder, state)
-            ended, more = look(folder, seeds, {run.key for run in state.runs} - new)
+            ended, more = look(folder, seeds, new)
             going = (going & still) | more
             if ended or more:  # else all have failed
                 of_look = [{"setting": dict(key), "reason": reason} for key, reason in ended.items()]

@@ -163,20 +163,21 @@ def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
 # Settings that can no longer win, and those that get no more seeds
 
 
-def look(folder: Path, seeds: int, others: Set[Key]) -> tuple[dict[Key, str], set[Key]]:
-    """Look at the first `seeds` seeds of a sweep: return the settings that get no more, with why, and those that do,
-    the reference too.
+def look(folder: Path, seeds: int, asked: Set[Key]) -> tuple[dict[Key, str], set[Key]]:
+    """Look at the first `seeds` seeds of a sweep: return those `asked` settings that get no more, with why, and those
+    that do, the reference too.
 
-    `others`, which were looked at before or are not typed now, and a setting of which fewer than two runs have an
-    accuracy are in neither. The runs' own validation decides; `eval.sets` belong to the family that is corrected.
+    A setting of which fewer than two runs have an accuracy is in neither. The runs' own validation decides; `eval.sets`
+    belong to the family that is corrected.
     """
     study = read_study([folder])
     settings = [Setting(one.key, one.label, [run for run in one.runs if run.seed < seeds]) for one in study.settings]
     every = verdicts_of(replace(study, settings=settings))
     verdicts = zip(settings[1:], (one for one in every if not one.of_set), strict=True)
     measured = {one.key for one in settings if len(one.accuracies) > 1}
-    measured = measured - others if settings[0].key in measured else set()
-    judged = {one.key: verdict for one, verdict in verdicts if one.key in measured}
+    judged = {
+        one.key: verdict for one, verdict in verdicts if one.key in measured & asked and settings[0].key in measured
+    }
     labels = {verdict.setting for verdict in judged.values()}
     undecided = sum(one.outcome == "cannot tell" for one in every if one.setting in labels)
     ended, going = dict[Key, str](), set[Key]()

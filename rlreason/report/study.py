@@ -179,11 +179,9 @@ class Study:
         shared = [name for name in have[0] if any(name in others for others in have[1:] or have)]
         found = {name: replace(self, settings=[one.on(name) for one in self.settings], among=None) for name in shared}
         if self.among is not None:
-            asked = [pair for one in self.settings for final in one.finals for pair in final.items()]
-            chose = {problem.question for name, problem in asked if name not in self.among}
+            chose = {question for name, question in questions_in(self.settings).items() if name not in self.among}
             for of in found.values():
-                asked = [pair for one in of.settings for final in one.finals for pair in final.items()]
-                of.among = {name for name, problem in asked if problem.question not in chose}
+                of.among = {name for name, question in questions_in(of.settings).items() if question not in chose}
         return found
 
 
@@ -239,6 +237,11 @@ def in_common(settings: Sequence[Setting]) -> list[str]:
     return sorted(set.intersection(*finals)) if finals else []
 
 
+def questions_in(settings: Sequence[Setting]) -> dict[str, str]:
+    """Return problem -> its question, of all final evaluations."""
+    return {name: p.question for setting in settings for final in setting.finals for name, p in final.items()}
+
+
 def clusters_of(settings: Sequence[Setting], problems: Sequence[str]) -> dict[str, list[str]]:
     """Return fact of `CLUSTERS` -> its value for each problem, where these differ."""
     finals, found = [final for setting in settings for final in setting.finals], dict[str, list[str]]()
@@ -254,8 +257,8 @@ def correctness(
     settings: Sequence[Setting], problems: Sequence[str], keys: Sequence[str] | None = None
 ) -> list[dict[int, Floats]]:
     """Return of each setting seed -> correctness on each key of the problems, the questions if None (`of_clusters`)."""
-    asked = {name: p.question for setting in settings for final in setting.finals for name, p in final.items()}
     if keys is None:
+        asked = questions_in(settings)
         keys = list(question_keys((name, asked.get(name, "")) for name in problems).values())
     right: list[dict[int, Floats]] = [{} for _ in settings]
     for setting, of_setting in zip(settings, right, strict=True):

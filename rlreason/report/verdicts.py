@@ -172,8 +172,7 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
         difference, by_problem = (after_looks(found, study.max_seeds) for found in (difference, by_problem))
         looked = study.max_seeds > 0
         return Pairing(one, reference, difference, (a, b), n, most, on_purpose, clusters, by_problem, looked)
-    headline, why = "", "their runs answered no problem in common"
-    why += " but those that chose a setting" if study.among is not None else ""
+    headline, why = "", "their runs have no problem in common to be compared on"
     if differing:
         line = next((line for line in differing if line.startswith("reward:")), differing[0])
         name, _, values = line.partition(": ")

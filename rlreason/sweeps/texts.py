@@ -120,12 +120,10 @@ def power_text(
     spreads, by = list(ASSUMED), "assumed: seeds that spread by 0.02 to 0.05"
     if spread is not None:
         spreads, by = [spread], f"seeds that spread by {spread:g}, half of it in both"
-    of_verdicts = (LEVEL, LEVEL / comparisons)
-    if looks:
-        of_verdicts = float(levels(seeds, LEVEL)[-1]), float(levels(seeds, LEVEL / comparisons)[-1])
     width, strictest = (
         " to ".join(points(min(1.0, smallest_difference(seeds, asked, one, level))) for one in spreads)
-        for level in of_verdicts
+        for share in (LEVEL, LEVEL / comparisons)
+        for level in (float(levels(seeds, share)[-1]) if looks else share,)
     )
     text = f'with {on} a difference below about {width} stays "cannot tell" ({by})'
     if comparisons > 1:
