@@ -50,6 +50,7 @@ gc.disable()  # what is loaded for the tests stays
 def pytest_collection_finish() -> None:
     """Have the collector of garbage pass over what is loaded by now."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # composing a config makes many objects, and hardly any cycles
     gc.enable()
 
 

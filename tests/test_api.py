@@ -150,6 +150,16 @@ def test_what_is_no_run_here_is_refused_and_leaves_nothing(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+def test_a_finished_runs_model_is_measured_as_the_run_was(finished_run, tmp_path):
+    """Bug: `evaluate(run)` takes another model, other problems or another protocol than the run's last evaluation."""
+    run = load_run(finished_run.folder)
+    measured = evaluate(run, f"hydra.run.dir={tmp_path / 'measured'}", quiet=True)
+    assert measured.accuracy == run.accuracy
+    assert measured.summary["protocol"]["hash"] == run.summary["protocol"]["hash"]
+    with pytest.raises(ConfigError, match="no saved model"):
+        evaluate(measured)
+
+
 @pytest.mark.long
 def test_the_model_of_a_run_is_measured_as_it_was_in_training(tmp_path):
     """The shipped model, which is right now and then; the evaluation's own settings count, not training's."""

@@ -109,9 +109,14 @@ def test_a_run_takes_the_steps_that_the_formulas_give(policy, tmp_path, monkeypa
         f"epochs_per_rollout={epochs}", f"learning_rate={PEAK}", "lr_schedule=linear", "warmup_steps=1",
         "data.n_train=64", "data.n_validation=4", "eval_problems=4", "eval_every=0", "save_rollouts_every=1",
         "sampling.min_tokens=0", "sampling.max_tokens=16", "micro_batch_tokens=150", "hydra.run.dir=run",
+        "eval.sets.hard.data=stories_hard", "eval.sets.hard.problems=3", "eval.sets.hard.samples=2",
         "prompt.reward=own_reward:some_of_each", quiet=True,
     )  # fmt: skip
-    updates = [row for row in load_run(tmp_path / "run").metrics if "train/loss" in row]
+    run = load_run(tmp_path / "run")
+    measured = {key: run.summary["sets"]["hard"][key] for key in ("problems", "samples")}
+    assert measured == {"problems": 3, "samples": 6}
+    assert 0 <= run.metrics[-1]["eval/hard/accuracy"] == run.summary["sets"]["hard"]["accuracy"]
+    updates = [row for row in run.metrics if "train/loss" in row]
     rates = [row["train/learning_rate"] for row in updates]
     expected = [PEAK * (k + 1) / epochs for k in range(epochs)]  # the first step
     expected += [PEAK * (epochs - k) / epochs for k in range(epochs)]  # the last one: linearly to the end of the run

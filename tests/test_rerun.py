@@ -89,6 +89,13 @@ def test_an_option_of_ones_own_is_found_a_secret_given_again_and_another_place_s
     assert "/far/away" in notes[0]
 
 
+def test_a_run_again_has_equal_numbers_and_that_is_said(finished_run, tmp_path):
+    """Bug: a rerun has other settings or random numbers than its run, or differences are not told."""
+    done = rlreason("rerun", str(finished_run.folder), "hydra.run.dir=again", "--json", cwd=tmp_path)
+    figures = json.loads(done.stdout)
+    assert (done.returncode, figures["rerun"], set(figures["equal"].values())) == (0, "again", {True}), figures
+
+
 @pytest.mark.long
 def test_a_rerun_comes_out_equal_and_says_so_and_a_finished_run_goes_on_in_its_own_folder(tmp_path):
     for words in ((*TINY, "save_model=true", "hydra.run.dir=one"), ("rerun", "one")):

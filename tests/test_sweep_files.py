@@ -194,17 +194,19 @@ def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets(
     assert "loss=no_baseline" in designed("sweep=grpo_length_normalization", carried=given).runs[0].overrides
 
 
-@pytest.mark.long
 def test_a_chain_has_its_stages_in_folders_below_its_own(tmp_path, monkeypatch):
+    """Bug: a stage writes elsewhere, loses what was typed or gets what only another reads."""
     monkeypatch.chdir(tmp_path)
-    words = own(tmp_path, "chain: [grpo_baselines, pku_before_and_after]\nparams: {seed: '0,1'}\n")
+    words = own(tmp_path, "chain: [pku_grpo, pku_before_and_after]\nparams: {seed: '0,1'}\n")
     stages = checked(*words, "n_steps=2", "group_size=4", "experiment=null")
     first, second = (stage.design for stage in stages)
-    assert stages[0].folder == Path("runs/sweeps/mine/grpo_baselines")
+    assert stages[0].folder == Path("runs/sweeps/mine/pku_grpo")
     assert {run.seed for run in first.runs} == {0, 1}
     assert "n_steps=2" in first.runs[0].overrides
     assert "n_steps=2" not in second.runs[0].overrides  # nothing is trained there
     assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.runs[1].overrides
+    for word in ("seed=auto", "carry=grpo_baselines"):
+        assert mistake(*words, word).startswith(word)
 
 
 def test_the_broad_sweep_hands_its_best_settings_to_the_focused_one(tmp_path):
