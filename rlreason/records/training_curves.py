@@ -32,7 +32,7 @@ def picture(path: Path, title: str, size: tuple[float, float], rows: int = 1, co
     with mpl.rc_context({"text.parse_math": False}):
         fig = Figure(figsize=size, layout="constrained")
         yield fig.subplots(rows, columns)
-        fig.suptitle(title, fontsize=11, x=0.01, ha="left")
+        fig.suptitle(title, fontsize=10, x=0.01, ha="left", wrap=True)
         for text in fig.findobj(Text):
             text.set_text(visible(text.get_text()))
         with whole(path) as partial:
