@@ -183,7 +183,7 @@ def test_a_file_of_ones_own_may_give_sets_and_functions(tmp_path):
     whole, without = (checked(*words, *more)[0] for more in ([], ["eval.sets=[]"]))
     assert [[*run.by_set()] for sweep in (whole, without) for run in sweep.runs.values()] == [["hard"]] * 2 + [[]] * 2
     assert (whole.design.reference, whole.design.settings()[0]) == ({"loss": ours},) * 2
-    assert "docs/evaluate.md" in mistake(*own(tmp_path, blocks, "eval: {sets: [stories_hard]}\n"))
+    assert "sweep/mine" in mistake(*own(tmp_path, blocks, "eval: {sets: [stories_hard]}\n"))
 
 
 def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets():

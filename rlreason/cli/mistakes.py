@@ -48,10 +48,7 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
     if mark := getattr(error, "problem_mark", None):
         return f"{mark.name}, line {mark.line + 1} is no YAML ({first_line(error)}): fix the file, or choose another"
     if in_file := re.match(r"In '([^']+)'", str(error)):
-        why = " ".join(str(error).split())
-        if "ListConfig" in why:
-            why = f"a list where settings have names: a file gives {SETS} in its defaults, as in docs/evaluate.md"
-        return f"{in_file[1]}.yaml does not compose ({why}): fix it"
+        return f"{in_file[1]}.yaml does not compose ({' '.join(str(error).split())}): fix it"
     words, groups = [(str(one.input_line), one) for one in parsed(overrides)], options_by_group()
     single = [(word, one.key_or_group) for word, one in words if not one.is_sweep_override()]
     options = [word for word, key in single if key in groups or key.startswith("hydra/")]
