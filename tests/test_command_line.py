@@ -15,6 +15,7 @@ from rlreason.cli.names import HABITS, fold, translated
 from rlreason.config.leaves import resource_dir
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import SWEEP_VARIABLE
+from tests.some import some
 from tests.starts import ROOT
 from tests.sweep_folders import checked
 
@@ -33,7 +34,9 @@ def answered_by(words: list[str]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("words", "says"), LINES, ids=lambda value: str(value)[:60].encode("unicode_escape").decode())
+@pytest.mark.parametrize(
+    ("words", "says"), some(LINES, 2), ids=lambda value: str(value)[:60].encode("unicode_escape").decode()
+)
 def test_a_wrong_command_line_is_one_line_with_the_cure(words, says, monkeypatch, tmp_path):
     """Bug: a mistake ends in a traceback, in a line that does not say what to type, or in a folder."""
     monkeypatch.chdir(tmp_path)

@@ -8,8 +8,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import wandb
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.records.files import SUMMARY
@@ -26,6 +24,8 @@ RESPONSE = dict.fromkeys(COLUMNS, 0.0) | {"response": ODD}
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     """A run folder called `lr=1`, and no variable or login of any service."""
+    import wandb  # here, like TensorBoard below: half a second in every test process
+
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.startswith(("WANDB_", "TRACKIO_")) or name in (SWEEP_VARIABLE, "NETRC"):
@@ -52,6 +52,8 @@ def wandb_logger(place: Path, **settings: Any) -> WandbLogger:
 
 def test_wandb_prints_nothing_and_gets_every_row_and_table_at_its_counters(place, capfd, monkeypatch):
     """Bug: variables set after a failed login are ignored, as W&B reads them once, or a setting loses against one."""
+    import wandb
+
     variables = {"WANDB_MODE": "offline", "WANDB_PROJECT": "second", "WANDB_SILENT": "false", "WANDB_NOTES": "theirs"}
     with pytest.raises(ValueError, match="no login"):
         wandb_logger(place)
@@ -96,6 +98,8 @@ def test_tensorboard_draws_each_metric_over_its_counter_and_shows_texts_as_they_
     """Bug: a response read as Markdown, or a metric over the wrong counter."""
     loggers = logged_to(place, "tensorboard")
     assert (loggers.failed, loggers.places) == ({}, {"tensorboard": "tensorboard --logdir lr=1/tensorboard"})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(place / "tensorboard")).Reload()
     assert sorted(events.Tags()["scalars"]) == ["reward/mean", "train/loss"]
     assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(2, 0.25), (2, math.inf)]
@@ -131,6 +135,8 @@ def test_trackio_keeps_rows_tables_and_settings_in_its_own_place(trackio, place,
 
 def test_the_callers_own_run_is_left_alone(place):
     """Bug: a run started from a notebook ends the notebook's own W&B run, or logs into it."""
+    import wandb
+
     mine = wandb.init(mode="offline", dir=str(place.parent), settings={"silent": True, "console": "off"})
     theirs = wandb_logger(place, mode="offline")
     theirs.finish({"status": "finished"})

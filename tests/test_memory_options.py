@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import random_pairs
 from test_learner import RIGHT
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, get_scheduler
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
 from rlreason.config.training import OptimizationConfig
@@ -192,6 +192,8 @@ def test_the_optimizer_is_the_one_asked_for_with_its_rate_betas_and_decay(name, 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 def test_rates_are_those_of_transformers_but_the_warm_up_is_a_step_ahead(kind):
+    from transformers import get_scheduler  # which imports peft: a second in every test process
+
     name, warmup = "constant_with_warmup" if kind == "constant" else kind, 3
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     (theirs,) = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=10).lr_lambdas

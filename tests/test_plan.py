@@ -10,6 +10,7 @@ from rlreason.cli.plan import SweepCost, fitting_sweeps
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.model.hours import CARDS, PARAMETERS, hours, tokens_of
+from rlreason.report.assignment import course_of
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from rlreason.sweeps.texts import ONE_ON_POLICY, plan_text
@@ -130,6 +131,20 @@ def test_the_published_step_gives_the_published_hours_and_tokens_grow_with_what_
         assert tokens_of(altered(bare, **settings)) == pytest.approx(factor * tokens_of(bare), rel=0.01)
     for words in (["algorithm=sft", "data.train=x", "epochs=2", "n_steps=null"], ["algorithm=ei"]):
         assert tokens_of(run(*words)) > 0
+
+
+def test_the_hours_of_an_assignment_are_those_of_its_sweeps_on_that_card(cli, monkeypatch):
+    """Bug: all seeds of a sweep count as one, or a card that is not here is planned with this machine's memory."""
+    words = ("--gpu", "h100", "--hours", "30", "data.path=a/b")
+    assert "experiment=" in cli.refused("plan", *words, "data=gsm8k", "model=olmo2_1b")
+    assert "--gpu" in cli.refused("plan", "--hours", "30")
+    course, sweep = course_of("cs336_2025"), "grpo_length_normalization"
+    (some,) = [question for question in course.questions if question.sweeps == [sweep]]
+    monkeypatch.setattr("rlreason.report.assignment.course_of", {"cs336_2025": replace(course, questions=[some])}.get)
+    told = cli.figures("plan", *words, "experiment=cs336_2025")
+    (row,), hours_of_run = told["sweeps"], told["hours"]
+    assert (row["sweep"], row["runs"]) == (sweep, 2)
+    assert row["low"] == pytest.approx(2 * hours_of_run["low"])
 
 
 def test_what_fits_has_the_most_seeds_then_the_most_steps(run):

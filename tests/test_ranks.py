@@ -14,14 +14,18 @@ import pytest
 import torch
 import transformers as hf
 from conftest import random_pairs
+from torch.distributed import HashStore
 
 from rlreason import load_run
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import Hardware, choose_dtype, materialize, skeleton_of
 from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.records.reader import read_status
+from rlreason.runtime import signals
 from rlreason.runtime.machine import Place, place_of, world_of
+from rlreason.training import distributed
 from rlreason.training.build import frozen_copy, learner_settings, make_policy, set_trained
-from rlreason.training.distributed import make_ranked_learner
+from rlreason.training.distributed import Ranks, make_ranked_learner
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
@@ -154,6 +158,30 @@ def test_a_process_knows_its_place():
     for words in ("gpus=0", "gpus=many", "parallel=shard with optimizer=adamw_8bit"):
         with pytest.raises(ConfigError, match=words):
             run_of(*words.split(" with "))
+
+
+def test_a_rank_that_is_lost_is_named_and_ends_what_waits_for_it(tmp_path, monkeypatch):
+    """Bug: a run hangs, or ends without a word, after another rank has been killed or has failed."""
+    ranks, left = Ranks(HashStore(), 0, 3, limit_s=1.0), []
+    ranks.folder, ranks._orders, ranks.children = tmp_path, None, {1: SimpleNamespace(poll=lambda: None)}
+    monkeypatch.setattr(ranks, "broadcast", lambda *_: None)
+    with pytest.raises(ZeroDivisionError), ranks.together("update"):
+        raise ZeroDivisionError  # a mistake of this rank's own
+    with pytest.raises(EngineError, match="is over"), ranks.together("update"):
+        pass
+    for said, lost in (("Connection closed by peer", "one has gone"), ("", "rank 1 ended with signal 9")):
+        ranks.broken = False
+        ranks.children[1].poll = lambda: None if said else -9  # noqa: B023
+        with pytest.raises(EngineError, match=f"ended in update: {lost}"), ranks.together("update"):
+            raise RuntimeError(said)
+    ranks.store.set("error2", "out of memory")
+    monkeypatch.setattr(distributed, "GRACE_S", 0.01)
+    monkeypatch.setattr(signals, "leave_at_once", lambda *why: (left.append(why), ranks._over.set()))
+    ranks._over.clear()
+    ranks._watch()
+    ((text, code),) = left
+    assert ("rank 1 ended with signal 9, rank 2 failed: out of memory" in text, code) == (True, 1)
+    assert read_status(tmp_path) == "failed"
 
 
 PAIRS = [([3, 5, 7], [11, 13, 2]), ([4], [9, 9, 9])]
