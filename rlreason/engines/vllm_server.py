@@ -208,22 +208,25 @@ def end_with(trainer: int) -> None:
     os._exit(1)
 
 
-def main() -> None:
-    """Answer the trainer whose pipe and process id the command line names, until it closes the pipe."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they stop the trainer, which ends this process when it is ready
-    threading.Thread(target=end_with, args=(int(sys.argv[2]),), daemon=True).start()
-    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    server = Server(connection)
-    with suppress(EOFError, BrokenPipeError):
+def serve(server: Server) -> None:
+    """Answer the trainer until it closes the pipe."""
+    with suppress(EOFError, ConnectionError):
         while True:
-            method, arguments = connection.recv()
+            method, arguments = server.connection.recv()
             try:
                 answer = ("done", getattr(server, method)(*arguments))
             except Exception as error:
                 traceback.print_exc()  # into vllm.log
                 answer = ("failed", f"{type(error).__name__}: {error}")
-            connection.send(answer)
+            server.connection.send(answer)
+
+
+def main() -> None:
+    """Serve the trainer whose pipe and process id the command line names."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they stop the trainer, which ends this process when it is ready
+    threading.Thread(target=end_with, args=(int(sys.argv[2]),), daemon=True).start()
+    serve(Server(Connection(int(sys.argv[1]))))
 
 
 if __name__ == "__main__":
