@@ -52,6 +52,7 @@ class Console:
     """Prints the rows of a run. A terminal shows the latest step and long waits in place; a log file gets rows only."""
 
     shown_after_s = 2.0  # seconds before a wait is shown
+    row_after_s = 60.0  # seconds after which a log file gets the row of a step in any case
 
     def __init__(self, out: TextIO | None = None) -> None:
         self.n_steps = self.done = 0  # steps of the table, and those before its first row
@@ -82,17 +83,23 @@ class Console:
 
         `done`: steps that a resumed run had already finished.
         """
-        self.began, self.n_steps, self.done = time.monotonic(), n_steps, done
+        self.began = self.last_row = time.monotonic()
+        self.n_steps, self.done = n_steps, done
         self.table("\n" + in_columns(list(COLUMNS)))
 
     def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
         """Show a step and the latest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
         alive()
-        spent = time.monotonic() - self.began
+        now = time.monotonic()
+        spent, late = now - self.began, now - self.last_row > self.row_after_s
         left = duration(spent / (step - self.done) * (self.n_steps - step)) if step > self.done else ""
         numbers = [next((f"{metrics[key]:{form}}" for key in keys if key in metrics), "") for keys, form in FIGURES]
         row = in_columns([f"{step}/{self.n_steps}", f"{accuracy:.3f}", *numbers, duration(spent), left])
-        self.table(row) if keep else self._in_place(row)
+        if keep or (late and not self.live):
+            self.last_row = now
+            self.table(row)
+        else:
+            self._in_place(row)
 
     @contextmanager
     def wait(self, what: str, more: Callable[[], str] = str) -> Iterator[Wait]:
