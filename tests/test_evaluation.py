@@ -197,6 +197,7 @@ def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path, monkeypatch, capsy
     start(settings(*words), RunWriter(folder, "seed: 0\n", trains=False), Console())
     summary, out = json.loads((folder / "summary.json").read_text()), capsys.readouterr().out
     assert summary["data_sizes"] == {"train_read": 256, "train": 256, "validation": 96}
+    assert summary["seconds"] == pytest.approx(sum(summary["phases"].values()), abs=0.1)  # not of sampling alone
     assert len(summary["best_of_n"]) == 5
     for way, points in summary["best_of_n"].items():
         assert points[0][0] == pytest.approx(summary["accuracy"]), way

@@ -150,7 +150,6 @@ def answered(
         "eval_problems": len(problems),
         "problems_kept_from_before": finished_before,
         "weights": weights,
-        "seconds": round(answers.seconds, 1),
     }
     records.summary(summary)
     print_responses(console, answers.examples, problems, grader)
