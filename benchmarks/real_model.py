@@ -1,0 +1,119 @@
+"""What docs/real_model.md shows of a chain of stages: its picture, its tables, ten responses before and after.
+
+    python benchmarks/real_model.py runs/sweeps/smollm2_stories zero_shot sft ei grpo [--out FILE.png]
+
+The stages are the chain's sweeps, each without the chain's name: first what nothing was taught, then the reference of
+the others. Accuracies, differences and their intervals are those of `rlreason report`. A run's figures are told by the
+first digits of the SHA-256 of its summary.json.
+"""
+
+import argparse
+import csv
+import gzip
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+INK, BLUE, PALE = "#343a44", "#1f8fd6", "#9fcdee"
+SHOWN = 10
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Read a file of JSON lines, packed or not."""
+    packed = path.with_name(f"{path.name}.gz")
+    with gzip.open(packed, "rt", encoding="utf-8") if packed.exists() else path.open(encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """Read a CSV with a heading."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def last_responses(run: Path) -> dict[str, dict[str, Any]]:
+    """Return each problem's last response of a run or an evaluation, by its id."""
+    files = sorted(run.glob("evals/step_*.jsonl*")) or [run / "responses.jsonl"]
+    return {row["problem_id"]: row for row in rows(files[-1].with_name(files[-1].name.removesuffix(".gz")))}
+
+
+def draw(stages: list[str], settings: dict[str, dict[str, str]], seeds: list[list[float]], curve: Path) -> Figure:
+    """Draw each stage's accuracy with its interval and its seeds, and the reward of the last one's steps."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[4, 5])
+    for place, (stage, values) in enumerate(zip(stages, seeds, strict=True)):
+        mean, half = float(settings[stage]["accuracy"]), float(settings[stage]["accuracy ±"])
+        left.errorbar(place, mean, [[min(half, mean)], [half]], fmt="o", color=INK, capsize=4, zorder=2)
+        left.scatter([place] * len(values), [100 * value for value in values], color=BLUE, s=14, zorder=3)
+    left.set_xticks(range(len(stages)), [stage.replace("_", "-") for stage in stages])
+    left.set(title="Accuracy of the last evaluation, %", ylim=(-2, 100))
+    found = [row for row in table(curve) if row["setting"].endswith(stages[-1])]
+    for seed in sorted({row["seed"] for row in found if row["data"] == "run"}):
+        own = [
+            (float(row["step"]), float(row["value"])) for row in found if (row["data"], row["seed"]) == ("run", seed)
+        ]
+        right.plot(*zip(*own, strict=True), color=PALE, linewidth=1)
+    mean_of = [(float(row["step"]), float(row["value"])) for row in found if row["data"] == "mean"]
+    right.plot(*zip(*mean_of, strict=True), color=INK, linewidth=2)
+    right.set(title=f"Reward of {stages[-1]}'s own responses: seeds, and their mean", xlabel="step")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e4e7eb")
+        axes.set_axisbelow(True)
+    return figure
+
+
+def main() -> None:
+    """Draw the picture, and print the tables as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("chain", type=Path)
+    parser.add_argument("stages", nargs="+", help="first what nothing was taught; then the reference of the others")
+    parser.add_argument("--out", type=Path, default=Path("real_model.png"))
+    asked = parser.parse_args()
+    chain, stages = asked.chain, list(asked.stages)
+    folders = [chain / f"{chain.name}_{stage}" for stage in stages]
+    runs = [sorted(folder.glob("seed=*/summary.json")) for folder in folders]
+    with tempfile.TemporaryDirectory() as place:
+        order = map(str, [folders[1], folders[0], *folders[2:]])
+        words = ["report", *order, "--out", place, "--figures", place, "--metric", "reward/mean"]
+        subprocess.run([sys.executable, "-m", "rlreason", *words], check=True)
+        found = {row["setting"].removeprefix(f"{chain.name}_"): row for row in table(Path(place) / "settings.csv")}
+        summaries = [[json.loads(path.read_text("utf-8")) for path in of_stage] for of_stage in runs]
+        seeds = [[float(one["accuracy"]) for one in of_stage] for of_stage in summaries]
+        draw(stages, found, seeds, Path(place) / "reward_mean.csv").savefig(asked.out, dpi=150)
+    print("| stage | accuracy | seeds | against " + stages[1] + " | tokens | minutes a run | GB |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for stage, of_stage, values in zip(stages, summaries, seeds, strict=True):
+        one, mean = found[stage], statistics.fmean
+        cells = [stage, f"{one['accuracy']} ± {one['accuracy ±']}", " ".join(f"{100 * value:.1f}" for value in values)]
+        cells += [f"{one['difference']} ± {one['difference ±']}: {one['verdict']}" if one["difference"] else ""]
+        cells += [f"{mean(run['length'] for run in of_stage):.0f}"]
+        cells += [f"{mean(run['seconds'] for run in of_stage) / 60:.0f}"]
+        cells += [f"{max(run['peak_gb'] for run in of_stage):.1f}"]
+        print(f"| {' | '.join(cells)} |")
+    before, after = (last_responses(runs[number][0].parent) for number in (0, -1))
+    print("\n| question | before | after |\n| --- | --- | --- |")
+    for row in [after[id] for id in before if id in after][:SHOWN]:
+        texts = (row["question"], before[row["problem_id"]]["response"], row["response"])
+        marks = ["", before[row["problem_id"]]["outcome"], row["outcome"]]
+        shown = [" ".join(text.split()).replace("|", "\\|")[:90] for text in texts]
+        print(
+            "| "
+            + " | ".join(f"{text} ({mark})" if mark else text for text, mark in zip(shown, marks, strict=True))
+            + " |"
+        )
+    print()
+    for stage, of_stage in zip(stages, runs, strict=True):
+        print(f"{stage}: " + " ".join(hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in of_stage))
+
+
+if __name__ == "__main__":
+    main()
