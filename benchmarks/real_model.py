@@ -3,34 +3,27 @@
     python benchmarks/real_model.py runs/sweeps/smollm2_stories zero_shot sft ei grpo [--out FILE.png]
 
 The stages are the chain's sweeps, each without the chain's name: first what nothing was taught, then the reference of
-the others. Accuracies, differences and their intervals are those of `rlreason report`. A run's figures are told by the
-first digits of the SHA-256 of its summary.json.
+the others. Accuracies, differences and their intervals are those of `rlreason report`. The last lines name each run's
+summary.json by the first 12 digits of its SHA-256.
 """
 
 import argparse
 import csv
 import gzip
 import hashlib
+import html
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 INK, BLUE, PALE = "#343a44", "#1f8fd6", "#9fcdee"
-SHOWN = 10
-
-
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Read a file of JSON lines, packed or not."""
-    packed = path.with_name(f"{path.name}.gz")
-    with gzip.open(packed, "rt", encoding="utf-8") if packed.exists() else path.open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+SHOWN, WIDTH = 10, 60
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -41,11 +34,20 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def last_responses(run: Path) -> dict[str, dict[str, Any]]:
     """Return each problem's last response of a run or an evaluation, by its id."""
-    files = sorted(run.glob("evals/step_*.jsonl*")) or [run / "responses.jsonl"]
-    return {row["problem_id"]: row for row in rows(files[-1].with_name(files[-1].name.removesuffix(".gz")))}
+    *_, last = run / "responses.jsonl", *sorted(run.glob("evals/step_*.jsonl.gz"))
+    with gzip.open(last, "rt", encoding="utf-8") if last.suffix == ".gz" else last.open(encoding="utf-8") as lines:
+        return {row["problem_id"]: row for row in map(json.loads, lines)}
 
 
-def draw(stages: list[str], settings: dict[str, dict[str, str]], seeds: list[list[float]], curve: Path) -> Figure:
+def in_cell(text: str) -> str:
+    """Return the beginning of a text as it can stand in a table of Markdown."""
+    text = " ".join(text.split())
+    return html.escape(text if len(text) <= WIDTH else f"{text[:WIDTH]} …", quote=False).replace("|", "&#124;")
+
+
+def draw(
+    stages: list[str], settings: dict[str, dict[str, str]], seeds: list[list[float]], curve: Path, name: str
+) -> Figure:
     """Draw each stage's accuracy with its interval and its seeds, and the reward of the last one's steps."""
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[4, 5])
@@ -55,7 +57,7 @@ def draw(stages: list[str], settings: dict[str, dict[str, str]], seeds: list[lis
         left.scatter([place] * len(values), [100 * value for value in values], color=BLUE, s=14, zorder=3)
     left.set_xticks(range(len(stages)), [stage.replace("_", "-") for stage in stages])
     left.set(title="Accuracy of the last evaluation, %", ylim=(-2, 100))
-    found = [row for row in table(curve) if row["setting"].endswith(stages[-1])]
+    found = [row for row in table(curve) if row["setting"] == name]
     for seed in sorted({row["seed"] for row in found if row["data"] == "run"}):
         own = [
             (float(row["step"]), float(row["value"])) for row in found if (row["data"], row["seed"]) == ("run", seed)
@@ -88,28 +90,22 @@ def main() -> None:
         found = {row["setting"].removeprefix(f"{chain.name}_"): row for row in table(Path(place) / "settings.csv")}
         summaries = [[json.loads(path.read_text("utf-8")) for path in of_stage] for of_stage in runs]
         seeds = [[float(one["accuracy"]) for one in of_stage] for of_stage in summaries]
-        draw(stages, found, seeds, Path(place) / "reward_mean.csv").savefig(asked.out, dpi=150)
+        draw(stages, found, seeds, Path(place) / "reward_mean.csv", folders[-1].name).savefig(asked.out, dpi=150)
     print("| stage | accuracy | seeds | against " + stages[1] + " | tokens | minutes a run | GB |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for stage, of_stage, values in zip(stages, summaries, seeds, strict=True):
-        one, mean = found[stage], statistics.fmean
+        one = found[stage]
         cells = [stage, f"{one['accuracy']} ± {one['accuracy ±']}", " ".join(f"{100 * value:.1f}" for value in values)]
         cells += [f"{one['difference']} ± {one['difference ±']}: {one['verdict']}" if one["difference"] else ""]
-        cells += [f"{mean(run['length'] for run in of_stage):.0f}"]
-        cells += [f"{mean(run['seconds'] for run in of_stage) / 60:.0f}"]
+        cells += [f"{statistics.fmean(run['length'] for run in of_stage):.0f}"]
+        cells += [f"{statistics.fmean(run['seconds'] for run in of_stage) / 60:.0f}"]
         cells += [f"{max(run['peak_gb'] for run in of_stage):.1f}"]
         print(f"| {' | '.join(cells)} |")
     before, after = (last_responses(runs[number][0].parent) for number in (0, -1))
     print("\n| question | before | after |\n| --- | --- | --- |")
-    for row in [after[id] for id in before if id in after][:SHOWN]:
-        texts = (row["question"], before[row["problem_id"]]["response"], row["response"])
-        marks = ["", before[row["problem_id"]]["outcome"], row["outcome"]]
-        shown = [" ".join(text.split()).replace("|", "\\|")[:90] for text in texts]
-        print(
-            "| "
-            + " | ".join(f"{text} ({mark})" if mark else text for text, mark in zip(shown, marks, strict=True))
-            + " |"
-        )
+    for problem in [problem for problem in before if problem in after][:SHOWN]:
+        cells = [f"{in_cell(one[problem]['response'])} ({one[problem]['outcome']})" for one in (before, after)]
+        print(f"| {after[problem]['question']} | {' | '.join(cells)} |")
     print()
     for stage, of_stage in zip(stages, runs, strict=True):
         print(f"{stage}: " + " ".join(hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in of_stage))

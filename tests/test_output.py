@@ -120,14 +120,16 @@ def test_every_line_fits_and_none_is_cut():
     assert re.search("100/200 .*-0.250 .*1e-09", out.getvalue())
 
 
-def test_a_log_has_a_row_at_least_every_minute(monkeypatch):
+@pytest.mark.parametrize(("live", "rows"), [(False, ["3", "4"]), (True, ["4"])])
+def test_a_log_has_a_row_of_a_step_every_minute(monkeypatch, live, rows):
     """Bug: hours of a batch job that evaluates seldom leave nothing to see, or every step of a fast run a line."""
     console, clock = Console(out=(out := io.StringIO())), itertools.count(0, 25)
     monkeypatch.setattr("rlreason.records.console.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    console.live = live
     console.start(200)
     for step in range(1, 7):
         console.step(step, 0.5, ROW, keep=step == 4)
-    assert re.findall(r"(\d)/200", out.getvalue()) == ["3", "4"]
+    assert re.findall(r"(\d)/200.*\n", out.getvalue()) == rows
 
 
 def test_a_terminal_has_a_line_for_each_run_of_a_sweep_that_is_under_way(tmp_path, monkeypatch):

@@ -134,7 +134,7 @@ def test_the_published_step_gives_the_published_hours_and_tokens_grow_with_what_
 
 
 def test_the_hours_of_an_assignment_are_those_of_its_sweeps_on_that_card(cli, monkeypatch):
-    """Bug: all seeds of a sweep count as one, or a card that is not here is planned with this machine's memory."""
+    """Bug: a card that is not here is planned with this machine's memory, or a sweep costs what one run does."""
     words = ("--gpu", "h100", "--hours", "30", "data.path=a/b")
     assert "experiment=" in cli.refused("plan", *words, "data=gsm8k", "model=olmo2_1b")
     assert "--gpu" in cli.refused("plan", "--hours", "30")
@@ -144,7 +144,8 @@ def test_the_hours_of_an_assignment_are_those_of_its_sweeps_on_that_card(cli, mo
     told = cli.figures("plan", *words, "experiment=cs336_2025")
     (row,), hours_of_run = told["sweeps"], told["hours"]
     assert (row["sweep"], row["runs"]) == (sweep, 2)
-    assert row["low"] == pytest.approx(2 * hours_of_run["low"])
+    assert (row["low"], row["high"]) == pytest.approx((2 * hours_of_run["low"], 2 * hours_of_run["high"]))
+    assert told["memory"]["device"]["total"] == CARDS["h100"].gigabytes << 30
 
 
 def test_what_fits_has_the_most_seeds_then_the_most_steps(run):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,20 +166,24 @@ def test_a_rank_that_is_lost_is_named_and_ends_what_waits_for_it(tmp_path, monke
     ranks, left = Ranks(HashStore(), 0, 3, limit_s=1.0), []
     ranks.folder, ranks._orders, ranks.children = tmp_path, None, {1: SimpleNamespace(poll=lambda: None)}
     monkeypatch.setattr(ranks, "broadcast", lambda *_: None)
-    with pytest.raises(ZeroDivisionError), ranks.together("update"):
-        raise ZeroDivisionError  # a mistake of this rank's own
+    with pytest.raises(RuntimeError, match="own mistake"), ranks.together("update"):
+        raise RuntimeError("own mistake")
     with pytest.raises(EngineError, match="is over"), ranks.together("update"):
         pass
     for said, lost in (("Connection closed by peer", "one has gone"), ("", "rank 1 ended with signal 9")):
         ranks.broken = False
-        ranks.children[1].poll = lambda: None if said else -9  # noqa: B023
+        ranks.children[1].poll = lambda said=said: None if said else -9
         with pytest.raises(EngineError, match=f"ended in update: {lost}"), ranks.together("update"):
             raise RuntimeError(said)
     ranks.store.set("error2", "out of memory")
     monkeypatch.setattr(distributed, "GRACE_S", 0.01)
     monkeypatch.setattr(signals, "leave_at_once", lambda *why: (left.append(why), ranks._over.set()))
+    assert ranks._over.is_set()
     ranks._over.clear()
+    late = threading.Timer(30, ranks._over.set)  # ends a watch that sees nothing
+    late.start()
     ranks._watch()
+    late.cancel()
     ((text, code),) = left
     assert ("rank 1 ended with signal 9, rank 2 failed: out of memory" in text, code) == (True, 1)
     assert read_status(tmp_path) == "failed"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -36,13 +37,12 @@ class StandIn(Server):
     def __init__(self, connection: Connection, policy) -> None:
         super().__init__(connection)
         self.policy = policy.copy()
-        self.starts: list[Any] = []
 
     def version(self) -> str:
         return "0.32.0"
 
     def start(self, *arguments: Any) -> None:
-        self.starts.append(arguments)
+        """Nothing to start."""
 
     def sample(self, prompts, n: int, rows: int, arguments: dict[str, Any]) -> None:
         sampling = Sampling(*(arguments[name] for name in ("temperature", "min_tokens", "max_tokens", "stop")))
@@ -74,8 +74,7 @@ def start(policy, tmp_path, monkeypatch):
 
     def popen(command: list[str], **_: Any) -> SimpleNamespace:
         theirs = Connection(os.dup(int(command[-2])))
-        thread = threading.Thread(target=serve, args=(StandIn(theirs, policy),))
-        thread.start()
+        threading.Thread(target=serve, args=(StandIn(theirs, policy),), daemon=True).start()
         return SimpleNamespace(kill=lambda: None, wait=lambda _: 1)
 
     def started(**settings: Any) -> VLLMEngine:
@@ -139,6 +138,11 @@ def test_an_engine_that_fails_says_why_and_is_not_asked_again(start, policy, pro
             engine.generate(prompts, STOPS)
     with pytest.raises(EngineError, match="is dead since"):
         engine.generate(prompts, STOPS)
+    stopped = start()
+    with pytest.raises(KeyboardInterrupt):
+        stopped.generate(prompts, STOPS, 3, Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(EngineError, match="is dead since: its sampling was broken off"):
+        stopped.generate(prompts, STOPS)
     monkeypatch.setattr(StandIn, "version", lambda _: "0.1")
     with pytest.raises(ConfigError, match=r"vLLM 0\.1 is not among the tested"):
         start()

@@ -52,7 +52,7 @@ class Console:
     """Prints the rows of a run. A terminal shows the latest step and long waits in place; a log file gets rows only."""
 
     shown_after_s = 2.0  # seconds before a wait is shown
-    row_after_s = 60.0  # seconds after which a log file gets the row of a step in any case
+    row_after_s = 60.0  # seconds since its last row after which a log file gets that of any step
 
     def __init__(self, out: TextIO | None = None) -> None:
         self.n_steps = self.done = 0  # steps of the table, and those before its first row
@@ -88,7 +88,10 @@ class Console:
         self.table("\n" + in_columns(list(COLUMNS)))
 
     def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
-        """Show a step and the latest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
+        """Show a step and the latest accuracy: with `keep` as a row that stays, else in place, on a terminal.
+
+        A log file gets the row also where its last one is a minute old.
+        """
         alive()
         now = time.monotonic()
         spent, late = now - self.began, now - self.last_row > self.row_after_s
