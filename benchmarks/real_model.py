@@ -98,7 +98,7 @@ def main() -> None:
         cells = [stage, f"{one['accuracy']} ± {one['accuracy ±']}", " ".join(f"{100 * value:.1f}" for value in values)]
         cells += [f"{one['difference']} ± {one['difference ±']}: {one['verdict']}" if one["difference"] else ""]
         cells += [f"{statistics.fmean(run['length'] for run in of_stage):.0f}"]
-        cells += [f"{statistics.fmean(run['seconds'] for run in of_stage) / 60:.0f}"]
+        cells += [f"{statistics.fmean(sum(run['phases'].values()) for run in of_stage) / 60:.0f}"]
         cells += [f"{max(run['peak_gb'] for run in of_stage):.1f}"]
         print(f"| {' | '.join(cells)} |")
     before, after = (last_responses(runs[number][0].parent) for number in (0, -1))
