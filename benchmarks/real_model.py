@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import html
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 INK, BLUE, PALE = "#343a44", "#1f8fd6", "#9fcdee"
-SHOWN, WIDTH = 10, 60
+SHOWN, WIDTH, STEPS = 10, 32, 5
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -40,9 +41,14 @@ def last_responses(run: Path) -> dict[str, dict[str, Any]]:
 
 
 def in_cell(text: str) -> str:
-    """Return the beginning of a text as it can stand in a table of Markdown."""
-    text = " ".join(text.split())
+    """Return the beginning of a response, without its tags, as it can stand in a table of Markdown."""
+    text = " ".join(re.sub("</?(think|answer)>", " ", text).split())
     return html.escape(text if len(text) <= WIDTH else f"{text[:WIDTH]} …", quote=False).replace("|", "&#124;")
+
+
+def told(stage: str) -> str:
+    """Return a stage's name as people write it."""
+    return stage.upper() if len(stage) < 5 else stage.replace("_", "-")
 
 
 def draw(
@@ -55,7 +61,7 @@ def draw(
         mean, half = float(settings[stage]["accuracy"]), float(settings[stage]["accuracy ±"])
         left.errorbar(place, mean, [[min(half, mean)], [half]], fmt="o", color=INK, capsize=4, zorder=2)
         left.scatter([place] * len(values), [100 * value for value in values], color=BLUE, s=14, zorder=3)
-    left.set_xticks(range(len(stages)), [stage.replace("_", "-") for stage in stages])
+    left.set_xticks(range(len(stages)), [told(stage) for stage in stages])
     left.set(title="Accuracy of the last evaluation, %", ylim=(-2, 100))
     found = [row for row in table(curve) if row["setting"] == name]
     for seed in sorted({row["seed"] for row in found if row["data"] == "run"}):
@@ -63,9 +69,10 @@ def draw(
             (float(row["step"]), float(row["value"])) for row in found if (row["data"], row["seed"]) == ("run", seed)
         ]
         right.plot(*zip(*own, strict=True), color=PALE, linewidth=1)
-    mean_of = [(float(row["step"]), float(row["value"])) for row in found if row["data"] == "mean"]
-    right.plot(*zip(*mean_of, strict=True), color=INK, linewidth=2)
-    right.set(title=f"Reward of {stages[-1]}'s own responses: seeds, and their mean", xlabel="step")
+    means = [float(row["value"]) for row in found if row["data"] == "mean"]
+    smooth = [statistics.fmean(means[at : at + STEPS]) for at in range(len(means) - STEPS + 1)]
+    right.plot([at + (STEPS + 1) / 2 for at in range(len(smooth))], smooth, color=INK, linewidth=2)
+    right.set(title=f"{told(stages[-1])}'s rewards: each seed, and the mean of {STEPS} steps", xlabel="step")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e4e7eb")
