@@ -9,7 +9,6 @@ summary.json by the first 12 digits of its SHA-256.
 
 import argparse
 import csv
-import gzip
 import hashlib
 import html
 import json
@@ -19,9 +18,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rlreason.records.reader import RunFolder  # noqa: E402
+from rlreason.records.rows import Row  # noqa: E402
 
 INK, BLUE, PALE = "#343a44", "#1f8fd6", "#9fcdee"
 SHOWN, WIDTH, STEPS = 10, 32, 5
@@ -33,11 +37,11 @@ def table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def last_responses(run: Path) -> dict[str, dict[str, Any]]:
+def last_responses(run: Path) -> dict[str, Row]:
     """Return each problem's last response of a run or an evaluation, by its id."""
-    *_, last = run / "responses.jsonl", *sorted(run.glob("evals/step_*.jsonl.gz"))
-    with gzip.open(last, "rt", encoding="utf-8") if last.suffix == ".gz" else last.open(encoding="utf-8") as lines:
-        return {row["problem_id"]: row for row in map(json.loads, lines)}
+    folder = RunFolder(run)
+    rows = folder.rows(folder.responses(), ("problem_id", "question", "response", "outcome"))
+    return {row["problem_id"]: row for row in rows.values()}
 
 
 def in_cell(text: str) -> str:
