@@ -16,7 +16,7 @@ from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import within_budget
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
+from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective, own_loss_config
 from rlreason.training.algorithms import with_advantages
 from rlreason.training.learner import Learner
 from rlreason.training.progress import averaged
@@ -84,6 +84,18 @@ def test_samples_without_credit_are_measured_but_cost_no_backward_pass(policy, t
     assert first.keys() == second.keys()
     needing = {i for needs_gradient, rows in short.step_micro_batches(samples) if needs_gradient for i in rows}
     assert needing == set(range(1, len(samples), 2))
+
+
+def pull(advantages, policy_log_probs):
+    """-(A + 1) log pi"""
+    return -(advantages + 1) * policy_log_probs
+
+
+def test_a_loss_of_ones_own_has_its_gradient_where_the_advantage_is_0(policy):
+    """Bug: a term that does not depend on the advantage is measured, and teaches nothing."""
+    samples = [replace(s, advantage=0.0) for s in make_samples(policy)]
+    learner = Learner(policy, Objective(own_loss_config("test_learner:pull")), OptimizationConfig(1e-3))
+    assert all(part.abs().min() > 0 for part in learner.gradient(samples).tokens)
 
 
 def test_a_step_without_any_credit_follows_adams_momentum_and_one_that_is_not_finite_is_counted(policy):

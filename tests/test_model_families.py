@@ -14,7 +14,11 @@ from rlreason.errors import ConfigError
 from rlreason.model.packing import pack
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.objectives.objective import Objective
+from rlreason.records.files import MANIFEST, write_json
+from rlreason.runtime.clock import Clock
+from rlreason.training.checkpoint import read_tensors, write_tensors
 from rlreason.training.learner import Learner
+from rlreason.training.train import measure_flops
 from rlreason.types import Sample
 
 SHAPE = {
@@ -111,3 +115,29 @@ def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused_and
             made(family, tokenizer)
     windows = made("mistral", tokenizer).max_context, made("llama", tokenizer).max_context
     assert windows == (24, SHAPE["max_position_embeddings"])
+
+
+def test_a_model_for_pictures_too_has_the_window_and_the_sizes_of_its_text(tokenizer):
+    """Bug: the sizes are looked up where there are none: no window bounds a text, and counting FLOPs ends the run."""
+    text = {**PLAIN, "vocab_size": len(tokenizer), "head_dim": 16, "sliding_window": 24}
+    text |= {"layer_types": ["sliding_attention", "full_attention"], "bos_token_id": 0, "eos_token_id": 0}
+    sees = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sees |= {"image_size": 28, "patch_size": 14}
+    config = t.Gemma3Config(text_config=text, vision_config=sees)
+    policy, clock = Policy(t.AutoModelForCausalLM.from_config(config), tokenizer), Clock()
+    measure_flops(clock, policy, 1)
+    assert (policy.max_context, clock.model.layers) == (24, 2)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_weights_are_read_back_into_every_family(family, tokenizer, tmp_path):
+    """Bug: a mixture of experts, whose files name its weights otherwise, cannot go on from its checkpoint."""
+    first, second = made(family, tokenizer), made(family, tokenizer)
+    with torch.no_grad():
+        for weight in first.model.parameters():
+            weight.add_(1.0)
+    learners = [Learner(policy, Objective(), OptimizationConfig(1e-3)) for policy in (first, second)]
+    write_tensors(tmp_path, first, learners[0], {"one": torch.ones(1)})
+    write_json(tmp_path / MANIFEST, {})
+    read_tensors(tmp_path, second, learners[1])
+    assert all(torch.equal(p, q) for p, q in zip(first.model.parameters(), second.model.parameters(), strict=True))

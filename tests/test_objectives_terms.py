@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rlreason.objectives
-from rlreason.objectives.advantages import assign_advantages, keep_live, soft_overlong_penalty
+from rlreason.objectives.advantages import assign_advantages, soft_overlong_penalty
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import (
     KL_ESTIMATORS,
@@ -89,7 +89,7 @@ def test_the_entropy_bonus_is_paid_for_entropy_and_without_a_gradient_an_error()
 W = torch.tensor([[0.25, 1.0, 1.5, 2.0, 2.5]], dtype=torch.float64)
 
 
-WEIGHTS = {"none": [1.0] * 5, "truncate": [0.25, 1.0, 1.5, 2.0, 2.0], "mask": [0.25, 1.0, 1.5, 2.0, 0.0]}
+WEIGHTS = {"truncate": [0.25, 1.0, 1.5, 2.0, 2.0], "mask": [0.25, 1.0, 1.5, 2.0, 0.0]}
 
 
 @pytest.mark.parametrize("mismatch", WEIGHTS)
@@ -97,14 +97,10 @@ def test_mismatch_weights_by_hand(mismatch):
     """Bug: weights turned upside down, or with a gradient."""
     engine = torch.full_like(W, -3.0, requires_grad=True)
     old = (W.log() - 3).requires_grad_()
-    cap = None if mismatch == "none" else 2.0 + 1e-12
-    weights, stats = mismatch_weights(old, engine, ALL, mismatch, cap)
+    weights, stats = mismatch_weights(old, engine, ALL, mismatch, 2.0 + 1e-12)
     torch.testing.assert_close(weights, torch.tensor([WEIGHTS[mismatch]], dtype=torch.float64))
     torch.testing.assert_close(stats["mismatch_ratio"], W)
-    assert stats["mismatch_capped"].tolist() == [[0.0, 0.0, 0.0, 0.0, 0.0 if mismatch == "none" else 1.0]]
-    if cap:
-        with pytest.raises(ValueError, match="mismatch_cap=None"):
-            mismatch_weights(old, engine, ALL, mismatch, None)
+    assert stats["mismatch_capped"].tolist() == [[0.0, 0.0, 0.0, 0.0, 1.0]]
     assert not weights.requires_grad
     assert not stats["mismatch_ratio"].requires_grad
     padded, mask = torch.tensor([[-0.5, -1.5, math.nan]]), torch.tensor([[True, True, False]])
@@ -150,7 +146,11 @@ def test_live_groups_are_found_by_id_and_by_any_difference():
     just_above = torch.nextafter(torch.tensor(0.3), torch.tensor(1.0)).item()
     rewards = torch.tensor([1.0, 0.3, -1.0, 1.0, just_above, -1.0, 7.0])
     ids = torch.tensor([5, 2, 9, 5, 2, 9, 0])
-    assert keep_live(rewards, ids).tolist() == [False, True, False, False, True, False, False]
+    lengths, uncut = torch.full((7,), 5), torch.zeros(7).bool()
+    for baseline, std_norm in (("mean", "group_std"), ("mean", "none"), ("leave_one_out", "none")):
+        objective = Objective(baseline=baseline, std_norm=std_norm, zero_variance="skip")
+        kept = assign_advantages(rewards, ids, lengths, uncut, objective)[1]
+        assert kept.tolist() == [False, True, False, False, True, False, False]
 
 
 def test_entropy_and_log_probs_equal_loops():

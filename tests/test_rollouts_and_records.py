@@ -4,6 +4,7 @@ import json
 import random
 import re
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,29 @@ def test_rollouts_are_graded_in_order_and_the_engine_is_never_behind_the_trainer
         assert engine.load_weights(policy) == {}
     assert samples[0].response.weight_version == 2
     assert len(drawn) == 3
+
+
+def test_what_has_ended_is_graded_together(problems):
+    """Bug: one response at a time, so that `grading.workers` share nothing."""
+    sampled, sizes = threading.Event(), list[int]()
+
+    class AtOnce:
+        def generate(self, prompts, sampling, n, finished):
+            responses = [Response(p.problem_id, [5], [1], [-0.5], "", "stop") for p in prompts for _ in range(n)]
+            for place, response in enumerate(responses):
+                finished(place, response)
+            sampled.set()
+            return responses
+
+    class Slow(Echo):
+        def grade_batch(self, responses, golds):
+            sampled.wait()
+            sizes.append(len(responses))
+            return super().grade_batch(responses, golds)
+
+    samples = Rollouts(AtOnce(), Slow(), lambda p: [5], seed=0).sample(problems[:4], Sampling(), n=2, purpose=0)
+    assert [s.grade.answer for s in samples] == [float(p.answer) for p in problems[:4] for _ in range(2)]
+    assert sum(size > 0 for size in sizes) <= 2
 
 
 def test_records_are_whole_and_a_finished_run_or_another_folder_is_refused(tmp_path):

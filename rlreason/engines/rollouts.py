@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -46,24 +47,28 @@ class Rollouts:
         purpose: object,
         finished: Callable[[int, Sample], None] | None = None,
     ) -> list[Sample]:
-        """Sample n responses to each problem and grade each while others are still being sampled.
+        """Sample n responses to each problem and grade those that have ended while others are still being sampled.
 
         The same `purpose` (such as a step) draws the same random numbers. `finished(number among the n, sample)` is
         called from the grading thread as soon as a response has its grade.
         """
         prompts = [Prompt(p.id, self.prompt_ids(p), seed_for(self.seed, purpose, p.id)) for p in problems]
-        samples, failures = dict[int, Future[Sample]](), list[BaseException]()
+        waiting, graded = deque[tuple[int, Response]](), dict[int, Sample]()
+        tasks, failures = list[Future[None]](), list[BaseException]()
         grading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         began, ended = time.monotonic(), math.inf
 
-        def grade(place: int, response: Response) -> Sample:
-            since, asked = time.monotonic(), ([response.text], [problems[place // n].answer])
+        def grade() -> None:
+            """Grade what has ended by now, together: the grader shares it among its processes."""
+            since, batch = time.monotonic(), [waiting.popleft() for _ in range(len(waiting))]
+            texts, answers = [one.text for _, one in batch], [problems[place // n].answer for place, _ in batch]
             try:
-                counted, second = self.grader.grade_batch(*asked)[0], self.second_grader
-                sample = Sample(response, counted, None if second is None else second.grade_batch(*asked)[0])
-                if finished is not None:
-                    finished(place % n, sample)
-                return sample
+                grades, second = self.grader.grade_batch(texts, answers), self.second_grader
+                others = [None] * len(batch) if second is None else second.grade_batch(texts, answers)
+                for (place, response), one, other in zip(batch, grades, others, strict=True):
+                    graded[place] = Sample(response, one, other)
+                    if finished is not None:
+                        finished(place % n, graded[place])
             except BaseException as error:
                 failures.append(error)
                 raise
@@ -73,8 +78,9 @@ class Rollouts:
         def submit(place: int, response: Response) -> None:
             if failures:  # such as a full disk: end now and not when all are sampled
                 raise failures[0]
-            samples[place] = grading.submit(grade, place, response)
-            self.report(f"{len(samples)}/{len(prompts) * n} responses")
+            waiting.append((place, response))
+            tasks.append(grading.submit(grade))
+            self.report(f"{len(tasks)}/{len(prompts) * n} responses")
 
         try:
             responses = self.engine.generate(prompts, sampling, n, submit)
@@ -82,7 +88,9 @@ class Rollouts:
             self.clock.worked(self.phase, sampling_work(responses, ended - began))
             self.report("grading")
             with self.clock.phase("grading"):
-                return [samples[place].result() for place in range(len(prompts) * n)]
+                for task in tasks:
+                    task.result()
+            return [graded[place] for place in range(len(prompts) * n)]
         finally:
             grading.shutdown(wait=False, cancel_futures=True)  # after an interruption the grades are not needed
 

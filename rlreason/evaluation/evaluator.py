@@ -156,14 +156,17 @@ class Validation:
         self.counters.pace["problem"] = (time.monotonic() - began) / max(self.problems_asked(last), 1)
         self.records.metrics(self.counters.row() | row)
         self.records.responses(EVALS, step, samples, problems, update=update, prompts=evaluator.prompts(samples))
+        if len(self.history) > 1:  # the responses of the first and of the newest are shown in the end
+            self.history[-1] = replace(self.history[-1], samples=[])
         self.history.append(Evaluated(interim[::n], metrics, whole, last, step, sets))
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the evaluations so far, with the texts of the first and the newest, which are shown in the end."""
         kept: list[dict[str, Any]] = []
         for one in self.history:
-            shown = one.samples if one is self.history[0] or one is self.history[-1] else []
-            texts = [Sample(replace(s.response, prompt_ids=[], token_ids=[], log_probs=[]), s.grade) for s in shown]
+            texts = [
+                Sample(replace(s.response, prompt_ids=[], token_ids=[], log_probs=[]), s.grade) for s in one.samples
+            ]
             kept.append(msgspec.to_builtins(replace(one, samples=texts)))
         return kept
 

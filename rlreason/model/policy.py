@@ -140,7 +140,7 @@ class Policy:
     @property
     def max_context(self) -> int:
         """Tokens that every position can attend to: the trained length, or the sliding window if one is active."""
-        config = self.model.config
+        config = self.model.config.get_text_config()
         context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
         window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
         acts = "sliding_attention" in layers if layers else getattr(config, "use_sliding_window", True)

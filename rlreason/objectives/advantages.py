@@ -39,16 +39,6 @@ def in_groups_with_any(values: Tensor, group_ids: Tensor) -> Tensor:
     return sums((values != 0).float(), groups)[groups.group_of] > 0
 
 
-def keep_live(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Keep samples of groups in which at least two rewards differ. (n,), (n,) int64 -> (n,) bool
-
-    >>> import torch
-    >>> keep_live(torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5]), torch.tensor([4, 4, 9, 9, 2]))
-    tensor([ True,  True, False, False, False])
-    """
-    return in_groups_with_any(_raised(rewards, group_by_id(group_ids)), group_ids)
-
-
 def soft_overlong_penalty(lengths: Tensor, max_length: int, cache_length: int) -> Tensor:
     """DAPO's soft punishment in [-1, 0] (arXiv 2503.14476, equation 13). lengths (n,) in tokens -> (n,) float
 
@@ -246,7 +236,7 @@ def assign_advantages(
     advantages = compare(shaped)
     live = in_groups_with_any(advantages, group_ids)
     if o.zero_variance == "skip":
-        kept = kept & keep_live(shaped, group_ids)
+        kept = kept & live
     if o.kl_placement == "reward" and kl is not None:
         advantages = compare(subtract_kl_from_rewards(shaped, kl, o.kl_coef))
     return advantages, kept, live

@@ -58,7 +58,7 @@ def subtract_kl_from_rewards(rewards: Tensor, kl: Tensor, kl_coef: float) -> Ten
 
 
 def mismatch_weights(
-    old_log_probs: Tensor, engine_log_probs: Tensor, response_mask: Tensor, mismatch: str, mismatch_cap: float | None
+    old_log_probs: Tensor, engine_log_probs: Tensor, response_mask: Tensor, mismatch: str, mismatch_cap: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Factors of the per-token loss from w = pi_old / pi_engine. Each (batch, seq) -> (batch, seq)
 
@@ -74,16 +74,9 @@ def mismatch_weights(
     tensor([[1.2500, 0.0000]])
     """
     ratio = masked_log_ratio(old_log_probs, engine_log_probs, response_mask).detach().exp()
-    cap = float("inf") if mismatch == "none" else mismatch_cap
-    if cap is None:
-        raise ValueError(f"mismatch_cap=None: mismatch={mismatch} bounds the weights by it; 2.0 is usual")
-    over = ratio > cap
-    if mismatch == "none":
-        weights = ratio.new_ones(ratio.shape)
-    elif mismatch == "truncate":  # truncated importance sampling
-        weights = ratio.clamp(max=cap)
-    else:  # the token leaves the numerator, not the divisor
-        weights = ratio.masked_fill(over, 0.0)
+    over = ratio > mismatch_cap
+    # truncated importance sampling; or the token leaves the numerator, not the divisor
+    weights = ratio.clamp(max=mismatch_cap) if mismatch == "truncate" else ratio.masked_fill(over, 0.0)
     return weights, {"mismatch_ratio": ratio, "mismatch_capped": over.to(ratio.dtype)}
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from random import Random
 from typing import Any, ClassVar
 
@@ -189,16 +190,22 @@ class SFT:
 
     def collect(self, step: int) -> Collected:
         """Return the step's traces as one batch; nothing is sampled."""
-        first, count, order = (step - 1) * self.batch_size, len(self.traces), list[Sample]()
+        first, count, order = (step - 1) * self.batch_size, len(self.traces), list[int]()
         last = min(first + self.batch_size, self.total)
         for epoch in range(first // count, math.ceil(last / count)):  # in which the step is
-            one = list(self.traces)
-            Random(f"{self.seed}/epoch/{epoch}").shuffle(one)
-            order += one
-        batch = order[first % count :][: last - first]
+            order += order_of_epoch(count, self.seed, epoch)
+        batch = [self.traces[place] for place in order[first % count :][: last - first]]
         tokens = sum(s.length for s in batch)
         metrics = {"sft/epoch": last / count, "sft/sequences": len(batch), "sft/response_tokens": tokens}
         return Collected([], [batch], metrics)
+
+
+@lru_cache(2)  # asked in every step, and in one between two epochs for both
+def order_of_epoch(count: int, seed: int, epoch: int) -> list[int]:
+    """Return the places of all traces in the order of an epoch."""
+    order = list(range(count))
+    Random(f"{seed}/epoch/{epoch}").shuffle(order)
+    return order
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Validation
+from rlreason.model.parameters import load_model
 from rlreason.model.policy import Policy
 from rlreason.records.files import (
     CHECKPOINTS,
@@ -193,9 +194,8 @@ def read_tensors(folder: Path, policy: Policy, learner: Learner) -> dict[str, Te
     live, tensors = adapters(policy), load_file(folder / TENSORS)
     weights = tensors
     if not live:
-        live, weights = dict(policy.named_weights()), {}
-        for file in (folder / MODEL).glob("*.safetensors"):
-            weights |= load_file(file)
+        # Not from the files by these names: of some families, mixtures of experts among them, they hold others.
+        live, weights = dict(policy.named_weights()), load_model(str(folder / MODEL)).state_dict()
     with torch.no_grad():
         for name, weight in live.items():
             weight.copy_(weights[name])

@@ -110,7 +110,10 @@ class Learner:
         # In float16 small gradients would vanish: the loss is multiplied by a scale, which halves when one overflows.
         self.scaler = GradScaler(policy.device.type, enabled=policy.compute_dtype == torch.float16)
         self.scaler.scale(torch.zeros((), device=policy.device))  # the scale's tensor, also for a step without a loss
-        self.all_learn = bool(objective.kl_coef_of_loss or objective.entropy_coef)  # also where the advantage is 0
+        own = ":" in objective.loss.loss_type  # may have terms without an advantage
+        self.all_learn = bool(
+            own or objective.kl_coef_of_loss or objective.entropy_coef
+        )  # where the advantage is 0 too
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def updates(self, collected: Collected, step: int, n_steps: int, sampling: Sampling) -> Iterator[Update]:
@@ -241,7 +244,7 @@ class Learner:
     def step_micro_batches(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
         """Yield the step's micro-batches: whether each needs a gradient, and the indices of its samples.
 
-        With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
+        With advantage 0 our policy terms are exactly 0, so without a KL or entropy term the backward pass, two thirds
         of the work, would add zeros: such samples are only measured. The divisors count them all the same.
         """
         for with_gradient in (True, False):
@@ -277,7 +280,7 @@ class Learner:
         per_token, stats = loss_named(o.loss.loss_type)(advantages, log_probs, old, mask, **o.loss.numbers())
         if o.has_mismatch_weights:
             engine = batch.to_rows(self._flat([s.response.log_probs for s in samples]))
-            weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
+            weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap or math.inf)
             per_token, stats = per_token * weights, stats | weight_stats
         if any(s.reference_log_probs is not None for s in samples):
             reference = batch.to_rows(self._flat([s.reference_log_probs or [] for s in samples]))

@@ -103,7 +103,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
 
 def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
     """Make the clock count this model's FLOPs and, on a GPU, its memory; `ranks` processes train it."""
-    config, device, peak = policy.model.config, policy.device, None
+    config, device, peak = policy.model.config.get_text_config(), policy.device, None
     if device.type == "cuda":
         peak = peak_tflops(torch.cuda.get_device_name(device))
 
