@@ -157,12 +157,20 @@ def test_a_look_decides_by_the_runs_own_validation(tmp_path):
 
 
 def test_a_failed_run_makes_no_look_give_a_setting_up(tmp_path):
-    """Bug: a failed run leaves a look two seeds, by which settings are given up for good, also once it has been run."""
+    """Bug: a failed run leaves a look two seeds, or the accuracy of its start model, by which settings are given up for
+    good, also once it has been run.
+    """
     right = {"1e-4": (0, 0.5), "1e-3": (30, 0.53), "1e-2": (60, 0.53)}
     state = rates(tmp_path / "s", lambda value, seed: answers(seed + right[value][0], right[value][1]))
     write_state(tmp_path / "s", replace(state, max_seeds=6))
     assert [*looked(tmp_path / "s", 4)[0].values()] == ["unlikely to be decided with 6"]
-    shutil.rmtree(tmp_path / "s" / "learning_rate=1e-4,seed=1")
+    failed = tmp_path / "s" / "learning_rate=1e-4,seed=1"
+    (failed / "summary.json").unlink()
+    (failed / "evals/step_00040.jsonl").rename(failed / "evals/step_00000.jsonl")
+    write_status(failed, "failed")
+    with_start = looked(tmp_path / "s", 4)
+    shutil.rmtree(failed)
+    assert looked(tmp_path / "s", 4) == with_start
     ended, going = looked(tmp_path / "s", 3)
     assert (ended, len(going)) == ({}, 3)
 

@@ -4,10 +4,13 @@ import itertools
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rlreason.records.reader import write_status
+from rlreason.sweeps.state import write_state
 from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
 
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
@@ -46,6 +49,16 @@ def test_a_sweep_alone_two_settings_and_expectations(rates, cli):
         cli.printed("compare", *sides, "--expect", word, code=code)
 
 
+def test_looks_count_for_two_settings_too(tmp_path, cli):
+    """Bug: settings of a sweep that took looks (seed=auto), given one by one, are told apart as if it took none."""
+    state = sweep(tmp_path / "s", "x", ["1", "2"], lambda v, s: answers(40 * int(v) + s, 0.4 + int(v) / 10))
+    sides = [tmp_path / "s"], [tmp_path / "s/x=1", tmp_path / "s/x=2"]
+    plain = cli.figures("compare", tmp_path / "s")[0]["p"]
+    write_state(tmp_path / "s", replace(state, max_seeds=8))
+    whole, two = ([cli.figures("compare", *paths)[0][end] for end in ("p", "low", "high")] for paths in sides)
+    assert (two == whole, two[0] > plain) == (True, True)
+
+
 def test_problems_that_chose_are_in_no_validation_set(tmp_path, cli):
     """Bug: a set shares problems with the runs' own validation, and judges a setting by what chose it."""
     for name, chance in (("a", 0.5), ("b", 0.55)):
@@ -62,7 +75,9 @@ def test_problems_that_chose_are_in_no_validation_set(tmp_path, cli):
 
 
 def test_settings_measured_otherwise(tmp_path, cli):
-    """Bug: accuracies under two prompts, temperatures or problem sets are compared, or what differs has no name."""
+    """Bug: accuracies under two prompts, temperatures or problem sets are compared, or what differs has no name; or
+    they are where the first run has failed.
+    """
     for name, steps in (("one", "40"), ("two", "20")):
         ended(tmp_path / name, answers(0, 0.5), config=CONFIG.replace("40", steps))
     assert "n_steps (40 in one, 20 in two)" in cli.figures("compare", tmp_path / "one", tmp_path / "two")[0]["notes"][0]
@@ -74,6 +89,15 @@ def test_settings_measured_otherwise(tmp_path, cli):
     (one,) = cli.figures("compare", tmp_path / "s", code=2)
     assert (one["verdict"], one["difference"]) == ("not compared", None)
     assert cli.figures("compare", tmp_path / "p")[0]["difference"] is not None
+    (tmp_path / "s/x=a,seed=0/summary.json").unlink()  # and so has no protocol
+    write_status(tmp_path / "s/x=a,seed=0", "failed")
+    assert "sampling.temperature is 0.0 in b and 1.0 in a" in cli.refused("compare", tmp_path / "s")
+    for name in ("rel_tol", "workers"):
+        ended(tmp_path / name, answers(0, 0.5), config=f"{CONFIG}grading: {{{name}: 1}}\n")
+        (tmp_path / name / "summary.json").unlink()
+        write_status(tmp_path / name, "failed")
+    assert cli.figures("compare", tmp_path / "one", tmp_path / "workers")[0]["difference"] is not None
+    assert "grading.rel_tol is 1 in rel_tol" in cli.refused("compare", tmp_path / "one", tmp_path / "rel_tol")
     for name, asked, digest in (("all", 200, "d1"), ("few", 64, "d2")):  # a hash says nothing: its setting does
         protocol = PROTOCOL | {"data": digest, "problems": asked, "hash": digest}
         config = CONFIG.replace("stories_long}", f"stories_long, n_validation: {asked}}}")

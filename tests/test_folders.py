@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli.flags import with_newest
-from rlreason.cli.ls import newest
+from rlreason.cli.ls import cells_of, newest
 from rlreason.errors import ConfigError
 from rlreason.records.files import MOMENTS, checkpoint_fault, checkpoints_in
 from rlreason.records.reader import write_status
@@ -26,7 +26,7 @@ def runs(finished_run, finished_sweep, tmp_path, monkeypatch) -> Path:
 
 
 def test_ls_has_a_line_for_each_run_and_sweep(runs, cli):
-    """Bug: the runs of a sweep are listed too, a folder of runs passes for a sweep, or links count twice."""
+    """Bug: the runs of a sweep are listed too, a folder of runs passes for one, links count twice, or None is shown."""
     entries = {Path(entry["folder"]).name: entry for entry in cli.figures("ls")}
     assert entries.keys() == {"one", "two"}
     one, two = entries["one"], entries["two"]
@@ -34,6 +34,7 @@ def test_ls_has_a_line_for_each_run_and_sweep(runs, cli):
     assert (two["kind"], two["status"], two["done"], two["of"]) == ("sweep", "finished", 2, 2)
     assert "loss=grpo_clip" in one["typed"]
     assert one["of_what"] == "tiny, stories"
+    assert not any("None" in cell for cell in cells_of(one | {"of": None}))  # as of discovery
     summaries = [json.loads(path.read_text())["accuracy"] for path in (runs / "sweeps/two").glob("*/summary.json")]
     assert two["accuracy"] == max(summaries)
     (runs / "sweeps/two/seed=0/config.yaml").write_text("model: [")

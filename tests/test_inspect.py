@@ -9,7 +9,9 @@ from rlreason.config.groups import GradingConfig
 from rlreason.evaluation.cases import reasons
 from rlreason.grading import Grader
 from rlreason.grading.grader import RunGrading
+from rlreason.records.files import response_files
 from rlreason.records.reader import RunFolder
+from rlreason.records.resume import drop_later
 from rlreason.records.rows import response_row
 from rlreason.types import Problem, Response, Sample
 
@@ -147,6 +149,17 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
     assert "4 responses" in cli.printed("inspect", new, "-n", "2")
 
 
+def test_the_evaluation_after_update_0_is_the_later_one_of_its_step(tmp_path):
+    """Bug: two evaluations of step 0 come in any order, or the one that ended a run stays where the run goes on."""
+    own, ending = ([f"step_{k:05d}{end}" for k in range(8)] for end in ("", "_update_00000"))
+    written = [*own[:4], *ending, *own[4:]]  # some before and some behind their like
+    run = save(tmp_path, CONFIG, {f"evals/{name}": [] for name in written})
+    in_order = [name for names in zip(own, ending, strict=True) for name in names]
+    assert [file.path.stem for file in response_files(run, "evals")] == in_order
+    drop_later(run, {"step": 8, "lines": {}, "parts": {"validation": [{"step": k} for k in range(8)]}})
+    assert [file.path.stem for file in response_files(run, "evals")] == own
+
+
 CASES = [  # response, ground truth, reward as saved
     ("</think> <answer>38</answer>", "38", 1.0),
     ("</think> <answer>0.5</answer>", r"\frac12", 0.0),  # the saved reward is wrong
@@ -163,7 +176,7 @@ def saved(run: Path) -> list[dict]:
 
 
 def test_regrading_counts_disagreements_and_writes_where_asked_and_leaves_what_is_no_row(tmp_path, cli, monkeypatch):
-    rows = [saved_as(*case) for case in CASES]
+    rows = [saved_as(*case) | {"path": "of old"} for case in CASES]
     run = save(tmp_path, CONFIG, {"rollouts/step_00001": rows[:2], "rollouts/step_00002": rows[2:]})
     torn = run / "rollouts/step_00002.jsonl"
     torn.write_bytes(b'{"broken\n\0\0\n' + torn.read_bytes() + b'{"half')
@@ -183,6 +196,7 @@ def test_regrading_counts_disagreements_and_writes_where_asked_and_leaves_what_i
         assert [row["reward"] for row in rows] == [1.0, 1.0, 0.0, 0.0, 1.0]
         assert [row["outcome"] for row in rows] == ["correct", "correct", "wrong", "unformatted", "correct"]
         assert [row["previous_grade"]["reward"] for row in rows] == [reward for *_, reward in CASES]
+        assert {row["previous_grade"]["path"] for row in rows} == {"of old"} != {row["path"] for row in rows}
         assert all(row["extra"] == EXTRA for row in rows)
     assert len(list((run / "rollouts").iterdir())) == 2
     lines = torn.read_bytes().split(b"\n")

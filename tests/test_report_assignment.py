@@ -17,6 +17,7 @@ from rlreason.report import assignment
 from rlreason.report.assignment import DONE, IN_WORDS, NOT_YET, PARTLY, Section, course_of, runs_below, write_up
 from rlreason.report.content import LIGHT
 from rlreason.report.read import read_study
+from rlreason.report.sections import accuracy_of
 from rlreason.report.study import Setting
 from rlreason.sweeps.state import read_state, write_state
 from tests.sweep_folders import CONFIG, answers, ended, sweep
@@ -183,6 +184,8 @@ def test_bars_and_figures(tmp_path: Path):
     (figure,) = best.shown[0].pictures.values()
     ends = [curve.x["total"][-1] for curve in figure.curves if "total" in curve.x]
     assert (figure.axis, max(ends)) == ("total", 120)
+    several = Setting((), "", reference[0].runs)
+    assert assignment.interval_of(several) == accuracy_of(several)  # as the table of settings has it
     for runs in (reference[0].runs, reference[0].runs[:1]):  # over seeds, and of one seed over its problems
         mean, low, high = assignment.interval_of(Setting((), "", runs))
         assert low < mean < high

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.starts import subcommand
-from tests.sweep_folders import answers, sweep
+from tests.sweep_folders import answers, cut_short, sweep
 
 pytest.importorskip("vl_convert")
 
@@ -85,6 +85,7 @@ def cut(file: Path) -> None:
 BROKEN = (
     (lambda r: cut(r / "metrics.jsonl"), "metrics.jsonl: left out 2 of its lines"),
     (lambda r: cut(r / "evals/step_00040.jsonl"), "step_00040.jsonl: left out 2 of its lines"),
+    (lambda r: cut_short(r / "evals/step_00040.jsonl"), "step_00040.jsonl.gz cannot be read"),
     (lambda r: shutil.rmtree(r / "evals"), "its final evaluation is lost"),
     (lambda r: shutil.rmtree(r / "evals"), "has lost the responses of its final evaluation: it is not compared"),
     (lambda r: (r / "config.yaml").write_text("- 1\n"), "no config.yaml"),

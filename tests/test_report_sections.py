@@ -15,7 +15,7 @@ from rlreason.report.content import PLUS_MINUS, Series
 from rlreason.report.read import differing_keys, read_study
 from rlreason.report.study import GradedProblem, Study
 from rlreason.report.verdicts import verdicts_of
-from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, looked, sweep
+from tests.sweep_folders import CONFIG, PROTOCOL, answers, cut_short, ended, looked, sweep
 
 ALL, NONE = [0, 1, 2, 3], sections.NONE
 
@@ -38,13 +38,20 @@ def seen(study: Study) -> dict[str, list[int]]:
 
 
 def test_settings_of_loose_runs(tmp_path: Path):
-    """Bug: seeds of one setting count as two settings, or two settings as one."""
+    """Bug: seeds of one setting count as two settings, also where each has a start model of its own, or two as one."""
     settings = "optimizer: {{lr: {}}}\nthreads: {}\n"
     runs = [loose(tmp_path / f"{lr}{s}", settings.format(lr, s + 1), s) for lr in (1, 2) for s in (1, 0)]
     study = read_study(runs)
     assert (seen(study), study.axes) == ({"1": [0, 1], "2": [0, 1]}, ["optimizer.lr"])
     many = [loose(tmp_path / name, "".join(f"k{k}: {name}\n" for k in range(6))) for name in ("old", "new")]
     assert [dict(one.key)["run"] for one in read_study(many).settings] == ["old", "new"]
+    stages = [
+        loose(tmp_path / f"{n}/seed={s}", f"n_steps: {n}\nmodel: {{path: before/seed={s}}}\n", s)
+        for n in (7, 8) for s in (0, 1)
+    ]  # fmt: skip
+    assert seen(read_study(stages)) == {"7": [0, 1], "8": [0, 1]}
+    models = [loose(tmp_path / f"of/seed={s}", f"model: {{path: before/seed={s}}}\n") for s in (0, 1)]
+    assert [*seen(read_study(models)).values()] == [[0], [0]]  # of one seed each: these are two models
     twice = [loose(tmp_path / place / "run") for place in ("monday", "tuesday")]
     assert list(seen(read_study(twice))) == ["monday/run", "tuesday/run"]
     base = {"seed": 0, "model.path": "a", "save_model": True, "hydra.run.dir": "x"}  # what changes no figure
@@ -166,13 +173,15 @@ def test_log_health_and_facts():
 
 
 def test_cases(rates: Path):
-    """Bug: responses of different problems or steps stand side by side."""
+    """Bug: responses of different problems or steps stand side by side, or a damaged file of some ends the report."""
     for place in rates.glob("lr=*"):
         lines = (place / "evals/step_00040.jsonl").read_text().splitlines()
         rows = [json.loads(line) | {"response": "x" * 700, "gold": "7", "format_reward": 1.0} for line in lines]
         for step in (0, 10, 40):
             (place / f"evals/step_{step:05d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cases = sections.cases_of(read_study([rates]))
+    cut_short(rates / "lr=1,seed=0/evals/step_00010.jsonl")
+    assert len(sections.cases_of(read_study([rates]))) == len(cases)
     assert 1 <= len(cases) <= 4
     for shown in (shown for case in cases for shown in case.steps.values()):
         assert {one["setting"] for one in shown} <= {"1", "2", "3"}

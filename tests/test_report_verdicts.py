@@ -144,6 +144,10 @@ def test_summary():
     assert found == ["A beats R", "B is as", "C cannot be", "D is worse", "E diverges"]
     one_seed = answered(R={0: hits(0.5)}, A={0: hits(0.8)})  # whose models may differ where settings cannot be judged
     assert summary_of(verdicts_of(one_seed), one_seed) == "A cannot be judged by one seed against R."
+    alone = answered(R=seeds(0.5))
+    whole = summary_of([], alone)
+    alone.runs[0].status = "interrupted"
+    assert ("broken off" in whole, "1 of them broken off" in summary_of([], alone)) == (False, True)
 
 
 def test_repeated_questions():

@@ -31,6 +31,7 @@ from rlreason.sweeps.state import (
     FILE,
     Judged,
     RunState,
+    Setting,
     SweepState,
     begun,
     looks_text,
@@ -130,6 +131,33 @@ def test_a_run_with_other_settings_or_that_another_process_writes_is_refused(tmp
     with run_lock(place, print), pytest.raises(ConfigError, match=r"seed=0 is being written by process \d+ since"):
         refuse_changed(tmp_path, runs, lambda run: CONFIG)
     assert holder(place) is None
+
+
+def test_only_runs_of_the_same_sweep_join_and_its_reference_stays(tmp_path):
+    """Bug: runs of a later sweep with other settings or axes join those of an earlier one, or its own do not."""
+
+    def typed_later(shared: str, *settings: Setting, reference: Setting | None = None, seed: int = 1) -> SweepState:
+        runs = []
+        for setting in settings:
+            words = [*(f"group@{key}={value}" for key, value in setting.items()), f"seed={seed}"]
+            runs.append(RunState(",".join(words), [*shared.split(), *words], setting, seed))
+        return SweepState("grid", "", [*settings[0]], reference, "waiting", 1, "processes", runs)
+
+    a, b, c = cells = {"loss": "a"}, {"loss": "b", "loss.low": "2"}, {"loss": "c"}
+    first = typed_later("lr=1 threads=2 api_key=swordfish", *cells[:2], reference=a, seed=0)
+    for run in first.runs:
+        finished(tmp_path / run.name)
+    write_state(tmp_path, first)
+    for threads, more in (("", cells[:2]), ("threads=1 logger.mode=offline", cells)):
+        later = begun(typed_later(f"{threads} api_key=swordfish lr=1", *more), tmp_path)
+        assert ([run.seed for run in later.runs], later.reference) == ([1] * len(more) + [0, 0], a)
+    same = "lr=1 api_key=swordfish"
+    for shared in ("api_key=swordfish", f"{same} lr=2", f"{same} loss.high=2"):
+        with pytest.raises(ConfigError, match="sweep_name=NAME"):
+            begun(typed_later(shared, a, b), tmp_path)
+    for settings in ([{}], [{"loss": "c", "steps": "3"}], [c]):  # the last is without a key of b
+        with pytest.raises(ConfigError, match="its axes"):
+            begun(typed_later(same, *settings), tmp_path)
 
 
 def set_up(runs, *words: str, jobs: int | None = None, per_run: int | None = None, absent=None) -> Jobs:

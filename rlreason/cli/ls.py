@@ -138,15 +138,17 @@ def bytes_in(folder: Path) -> int:
 
 def cells_of(entry: dict[str, Any]) -> list[str]:
     """Format an entry as the cells of its line."""
-    accuracy, unit, best = "", "steps", ""
+    accuracy, unit, best, steps = "", "steps", "", ""
     if entry["kind"] == "sweep":
         unit, best = "runs", "best "
     if entry["accuracy"] is not None:
         accuracy = f"{best}{entry['accuracy']:.3f}"
+    if entry["done"] is not None:
+        steps = f"{entry['done']} {unit}" if entry["of"] is None else f"{entry['done']}/{entry['of']} {unit}"
     return [
         entry["started"][:16].replace("T", " "),
         entry["status"],
-        "" if entry["done"] is None else f"{entry['done']}/{entry['of']} {unit}",
+        steps,
         accuracy,
         size(entry["bytes"]),
         entry["of_what"],

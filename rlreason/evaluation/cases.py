@@ -325,6 +325,6 @@ def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
 
 def regraded(row: Row, grade: Grade) -> Row:
     """Return the row with its new grade, keeping the grade that the run was trained on."""
-    new = {name: value for name, value in grade_columns(grade).items() if name != "path"}
+    new = grade_columns(grade)
     previous = row.get("previous_grade") or {key: row.get(key) for key in new}
     return {**row, **new, "previous_grade": previous}

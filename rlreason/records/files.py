@@ -58,6 +58,7 @@ CONTENTS = (
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder for the files of an earlier run
 
+Note = Callable[[str], object]  # takes a line about what is broken, or what was done
 VERSION = 1  # of a folder's contents, in `provenance.json` as "schema_version"; later ones are refused
 
 _STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl(?:\.gz)?")  # also one that a person has unpacked
@@ -91,7 +92,7 @@ def response_files(folder: Path, kind: str) -> list[ResponseFile]:
         for path in (folder / kind).glob("step_*")
         if (match := _STEP_FILE.fullmatch(path.name))
     ]
-    return sorted(step_files, key=lambda file: (file.step, file.update or -1))
+    return sorted(step_files, key=lambda file: (file.step, file.path.name))
 
 
 def sets_of(folder: Path) -> list[str]:
@@ -151,9 +152,7 @@ def line_of(row: Mapping[str, Any]) -> bytes:
     return text.encode() + b"\n"
 
 
-def each_line(
-    path: Path, say: Callable[[str], None], needed: Sequence[str] = ()
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def each_line(path: Path, say: Note, needed: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, row) of every line with a JSON object that has the needed fields; `say` that others are not.
 
     The first line of an unfinished log, its `identity`, has none of them and is left out in silence. `ConfigError`
@@ -219,7 +218,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(complete, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
 
 
-def newest_good(folder: Path, say: Callable[[str], object]) -> Path:
+def newest_good(folder: Path, say: Note) -> Path:
     """Return the newest checkpoint whose files are intact, and report every newer one; `ConfigError` without any."""
     for path in reversed(checkpoints_in(folder)):
         if not (fault := checkpoint_fault(path)):

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,11 +16,12 @@ from uuid import uuid4
 import yaml
 
 from rlreason.config.groups import LoggerConfig
-from rlreason.records.files import LOGGERS, TENSORBOARD, finite, read_json, write_json
+from rlreason.records.files import LOGGERS, TENSORBOARD, Note, finite, read_json, write_json
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import redacted, shorten
 
 Row = Mapping[str, float]
+Summary = Mapping[str, Any] | None  # None: the run has failed
 
 #: The columns of a response.
 COLUMNS = (
@@ -117,7 +118,7 @@ class WandbLogger:
         table: Any = wandb.Table(list(COLUMNS), rows)
         self.log({f"generations/{name}": table, **counters})
 
-    def finish(self, summary: Mapping[str, Any] | None) -> None:
+    def finish(self, summary: Summary) -> None:
         self.run.summary.update(dict(summary or {}))
         self.run.finish(exit_code=1 if summary is None else 0)
 
@@ -148,7 +149,7 @@ class TensorBoardLogger:
         tag = f"generations/{name}"
         self._text(tag, "\n\n".join(texts), int(counters[axis_of(tag)]))
 
-    def finish(self, summary: Mapping[str, Any] | None) -> None:
+    def finish(self, summary: Summary) -> None:
         if summary is not None:
             self._text("summary", as_yaml(summary), 0)
         self._writer.close()
@@ -192,7 +193,7 @@ class TrackioLogger:
         table = trackio.Table(list(COLUMNS), rows)
         self._run.log({f"generations/{name}": table}, step=self._step)
 
-    def finish(self, summary: Mapping[str, Any] | None) -> None:
+    def finish(self, summary: Summary) -> None:
         import trackio
 
         if summary is not None:
@@ -216,7 +217,7 @@ class Loggers:
     `failed`: logger -> why it has failed. `places`: logger -> the run's place in the service, or why it has failed.
     """
 
-    def __init__(self, say: Callable[[str], object] = print) -> None:
+    def __init__(self, say: Note = print) -> None:
         self._say, self._running = say, dict[str, Logger]()
         self.failed, self.places = dict[str, str](), dict[str, str]()
         self._newest: Row = dict.fromkeys(COUNTERS, 0)
@@ -246,7 +247,7 @@ class Loggers:
             values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
             self._call("table", kind, values, {name: self._newest[name] for name in COUNTERS})
 
-    def finish(self, summary: Mapping[str, Any] | None) -> None:
+    def finish(self, summary: Summary) -> None:
         """End the loggers of a run; None: it has failed. After the first call, do nothing."""
         self._call("finish", encodable(summary))
         self._running.clear()

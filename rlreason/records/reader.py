@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from rlreason.records import files
 from rlreason.records.files import (
     STATUS,
     SUMMARY,
+    Note,
     ResponseFile,
     digest,
     each_line,
@@ -66,7 +67,7 @@ def known_status(status: str) -> str:
     return status if status.partition(":")[0] in STATUSES else "failed"
 
 
-def read_object(path: Path, say: Callable[[str], object] = str) -> dict[str, Any] | None:
+def read_object(path: Path, say: Note = str) -> dict[str, Any] | None:
     """Return the JSON object in a file; None where there is no such file, or a broken one, of which it will `say`."""
     with suppress(OSError, ValueError):
         if isinstance(value := read_json(path), dict):
@@ -156,7 +157,7 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
 class RunFolder:
     """One run's folder; each of its files is read when it is needed. `say` prints what is broken."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = print_stderr) -> None:
+    def __init__(self, path: Path, say: Note = print_stderr) -> None:
         self.path, self._say = path, say
 
     @cached_property

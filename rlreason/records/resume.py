@@ -1,6 +1,6 @@
 """Decide whether a run resumes what an interrupted one left in its folder, and with which settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rlreason.records.files import (
     ROLLOUTS,
     SUMMARY,
     UNFINISHED,
+    Note,
     checkpoints_in,
     moments_in,
     newest_good,
@@ -56,6 +57,11 @@ def flat_text(config: str) -> dict[str, Any]:
     return flat(yaml.safe_load(config))
 
 
+def is_below(name: str, groups: Iterable[str]) -> bool:
+    """Return whether a setting is one of these, or in one of these groups."""
+    return any(f"{name}.".startswith(f"{group}.") for group in groups)
+
+
 def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...]) -> str:
     """Return the settings in which two configs differ, as text; empty where only `allowed` ones do.
 
@@ -64,11 +70,7 @@ def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...]) 
     >>> changed({"logger.mode": None}, {"logger.mode": "offline"}, ("logger",))
     ''
     """
-    keys = [
-        key
-        for key in {**old, **new}
-        if old.get(key) != new.get(key) and not any(key == name or key.startswith(f"{name}.") for name in allowed)
-    ]
+    keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and not is_below(key, allowed)]
     return few([f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys])
 
 
@@ -122,7 +124,7 @@ def refuse_occupied(folder: Path) -> None:
         raise ConfigError(f"hydra.run.dir={folder} holds {names[0]}, which no run left there: choose another folder")
 
 
-def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]) -> Path:
+def checkpoint_to_resume(folder: Path, config: str, say: Note) -> Path:
     """Return the checkpoint from which a training run with this config resumes, and `say` what changes in its course.
 
     `ConfigError` where none can be used, or where it has come further than `n_steps`.
@@ -157,7 +159,7 @@ def drop_later(folder: Path, state: Mapping[str, Any]) -> int:
     later = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["step"]]
     kinds = [EVALS, *(f"{EVALS}/{name}" for name in sets_of(folder))]
     files = [file for kind in kinds for file in response_files(folder, kind)]
-    later += [file for file in files if file.update or file.step not in evaluated]
+    later += [file for file in files if file.update is not None or file.step not in evaluated]
     with explained(folder):
         partial = [*folder.glob("*/*.partial"), *folder.glob(f"{EVALS}/*/*.partial")]
         for path in (*(file.path for file in later), *partial, folder / MODEL, folder / CURVES):

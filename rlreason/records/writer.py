@@ -9,7 +9,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import line_of, opened, read_state, write_json, written
+from rlreason.records.files import Note, line_of, opened, read_state, write_json, written
 from rlreason.records.loggers import Loggers
 from rlreason.records.provenance import differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
@@ -42,7 +42,7 @@ class RunWriter:
         sources: Mapping[str, str] | None = None,
         *,
         trains: bool = False,
-        say: Callable[[str], None] = print_stderr,
+        say: Note = print_stderr,
         clock: Clock | None = None,
     ) -> None:
         self.folder, self.config, self.clock = folder, config, clock or Clock()
@@ -76,7 +76,7 @@ class RunWriter:
             self._describe()
             self.document(files.METRICS, "")
 
-    def resume(self, facts: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    def resume(self, facts: Mapping[str, Any], say: Note) -> None:
         """Take the folder back to the checkpoint.
 
         `facts`: of the current inputs (`training.build.run_facts`). `ConfigError` where data, prompts or the start

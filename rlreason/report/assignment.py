@@ -27,7 +27,7 @@ from rlreason.report.sections import accuracy_of, build_report, percent
 from rlreason.report.study import COMPARING, Setting, Study, StudyRun, half, setting_text
 from rlreason.report.verdicts import best_of
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.statistics import TIED, mean_interval, wilson_interval
+from rlreason.runtime.statistics import wilson_interval
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import FILE, read_state
@@ -323,7 +323,7 @@ def _shown(question: Question, read: Found, course: Course) -> Shown:
 def interval_of(setting: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
     """Return (mean, low, high) of the final accuracies, within 0 to 1; None if no run has one.
 
-    Student's interval over several seeds (if they tie, that of the settings' table), Wilson's over the problems of one.
+    The interval of the settings' table over several seeds, Wilson's over the problems of one.
     `among`: the problems that count.
     """
     shares = setting.means(among)
@@ -333,9 +333,7 @@ def interval_of(setting: Setting, among: set[str] | None = None) -> tuple[float,
         answered = [name for final in setting.finals for name in final if among is None or name in among]
         n = max(1, len(answered))
         return shares[0], *wilson_interval(shares[0] * n, n)
-    mean, low, high = mean_interval(shares)
-    tied = accuracy_of(setting, among) if high - low < TIED else None
-    return tied or (mean, max(low, 0.0), min(high, 1.0))
+    return accuracy_of(setting, among)
 
 
 # ---- the document ----

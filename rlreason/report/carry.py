@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
+from rlreason.records.files import Note
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.read import read_study
-from rlreason.report.study import CHOOSING, COMPARING, Setting, Study, choosing_mean, half, unequal
+from rlreason.report.study import CHOOSING, COMPARING, Study, choosing_mean, half, unequal
 from rlreason.report.verdicts import EQUAL_WITHIN, Pairing, best_of, interval, p_text, pair, size, verdicts_of
 from rlreason.runtime.looks import UNLIKELY, chance
 from rlreason.runtime.statistics import LEVEL, PROBLEMS, SEEDS, Difference, holm
@@ -109,18 +110,25 @@ def finished(folder: Path) -> Study:
         many = f"{len(bad)} of its {len(state.runs)} runs did not come to their end ({few(bad, 3)})"
         raise ConfigError(f"carry={folder} has not finished: {many}: type that sweep again, which goes on with them")
     study = read_study([folder])
-    if state.reference is None or not state.reference.items() <= dict(study.reference.key).items():
-        which = "none" if state.reference is None else f"{setting_text(state.reference)}, which has not run"
+    if state.reference is None:
         raise ConfigError(
-            f"carry={folder}: the setting that the others are compared with is {which}: name one of them in the block "
+            f"carry={folder}: the setting that the others are compared with is none: name one of them in the block "
             "`reference: [key=value]` of the sweep's file, and type the sweep again (what has run stays)"
         )
-    refuse_incomparable(study)
+    refuse_incomparable(study, state.reference)
     return study
 
 
-def refuse_incomparable(study: Study) -> None:
-    """Raise `ConfigError` unless all runs that have ended were measured alike, on the same problems."""
+def refuse_incomparable(study: Study, reference: Mapping[str, str] | None) -> None:
+    """Raise `ConfigError` unless all runs that have ended were measured alike, on the same problems.
+
+    `reference`: of the sweep, which must be one of its settings; None where it names none.
+    """
+    if reference is not None and not reference.items() <= dict(study.reference.key).items():
+        raise ConfigError(
+            f"the setting that the others are compared with is {setting_text(dict(reference))}, which has not run: run "
+            "it as well, or name another one in the block `reference: [key=value]` of the sweep's file"
+        )
     shared = [run for run in study.runs if run.shared_machine and run.status == "budget"]
     if late := [run.folder.name for run in shared if "budget.hours" in run.reason]:
         why = "shared the machine and were ended by budget.hours, so what they reached says nothing of their settings"
@@ -171,7 +179,9 @@ def look(folder: Path, seeds: int, asked: Set[Key]) -> tuple[dict[Key, str], set
     belong to the family that is corrected.
     """
     study = read_study([folder])
-    settings = [Setting(one.key, one.label, [run for run in one.runs if run.seed < seeds]) for one in study.settings]
+    settings = [
+        replace(one, runs=[run for run in one.runs if run.seed < seeds and run.ended]) for one in study.settings
+    ]
     every = verdicts_of(replace(study, settings=settings))
     verdicts = zip(settings[1:], (one for one in every if not one.of_set), strict=True)
     measured = {one.key for one in settings if len(one.accuracies) > 1}
@@ -219,7 +229,7 @@ def losers(
     return reasons
 
 
-def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> str:
+def why_dominated(folder: Path, say: Note = print_stderr) -> str:
     """Return why the setting of the sweep's run in `folder` can no longer win, by the runs next to it; "" if it may."""
     state = read_state(folder.parent)
     mine = state.run(folder.name)
@@ -227,22 +237,16 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
         if stopped["setting"] == mine.setting:
             return str(stopped["reason"])
     study = read_study([folder.parent])
-    settings = [Setting(one.key, one.label, [run for run in one.runs if run.ended]) for one in study.settings]
-    ended = replace(study, settings=[one for one in settings if one.runs])
-    if not ended.settings:
-        return ""
+    settings = [replace(one, runs=[run for run in one.runs if run.ended]) for one in study.settings]
+    ended = replace(study, settings=settings)
     reference = None if state.reference is None else study.reference.key
     try:
-        refuse_incomparable(ended)
-        if state.reference is not None and not state.reference.items() <= dict(study.reference.key).items():
-            raise ConfigError(
-                f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
-            )
+        refuse_incomparable(ended, state.reference)
     except ConfigError as error:
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
-    choosing, leads = replace(ended, among=half(ended.settings, CHOOSING)), dict[tuple[Key, Key], Difference]()
-    for one, other in itertools.combinations(ended.settings, 2):
+    choosing, leads = replace(ended, among=half(settings, CHOOSING)), dict[tuple[Key, Key], Difference]()
+    for one, other in itertools.combinations(settings, 2):
         if reference in (None, one.key, other.key):
             found = pair(one, replace(choosing, settings=[other, one]))
             if isinstance(found, Pairing):

@@ -146,4 +146,5 @@ def compared_study(paths: Sequence[Path]) -> Study:
         problems=[line for study in studies for line in study.problems],
         notes=[*(line for study in studies for line in study.notes), *notes, *best_notes],
         among=among,
+        max_seeds=max(study.max_seeds for study in studies),
     )

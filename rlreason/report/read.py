@@ -10,7 +10,7 @@ import os
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import numpy as np
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError, DataError
 from rlreason.health.watch import findings_of
-from rlreason.records.files import CONFIG, RESPONSES, ResponseFile, sets_of
+from rlreason.records.files import CONFIG, RESPONSES, Note, ResponseFile, sets_of
 from rlreason.records.reader import RunFolder, runs_in
+from rlreason.records.resume import is_below
 from rlreason.report.content import Series
 from rlreason.report.study import (
     AXES,
@@ -32,7 +33,6 @@ from rlreason.report.study import (
     Setting,
     Study,
     StudyRun,
-    is_below,
     labels_of,
     purposes,
     setting_text,
@@ -50,7 +50,6 @@ from rlreason.sweeps.state import (
     refreshed,
 )
 
-Note = Callable[[str], None]  # takes a line about a broken part of a folder
 GRADED = ("problem_id", "question", "outcome")  # fields of a response
 
 
@@ -107,17 +106,22 @@ def read_run(folder: Path, state: RunState, note: Note, x: str = "") -> StudyRun
 def read_answers(run: StudyRun, reader: RunFolder, files: Sequence[ResponseFile], note: Note) -> None:
     """Read a run's first and last evaluation from these files, oldest first, into it."""
     if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
-        run.start = answers_of(files[0], reader)
+        run.start = answers_of(files[0], reader, note)
     if files and run.state not in (RUNNING, WAITING) and run.accuracy is None:
-        run.final = answers_of(files[-1], reader)
-    elif run.ended and run.accuracy is None:
+        run.final = answers_of(files[-1], reader, note)
+    if run.ended and run.accuracy is None:
         note(f"{run.folder} has lost the responses of its final evaluation: it is not compared")
 
 
-def answers_of(file: ResponseFile, reader: RunFolder) -> Answers:
-    """Return the graded responses of a file by problem."""
+def answers_of(file: ResponseFile, reader: RunFolder, note: Note) -> Answers:
+    """Return the graded responses of a file by problem; none, which is noted, of a file that is damaged."""
     problems: Answers = {}
-    for row in reader.rows(file, GRADED).values():
+    try:
+        rows = reader.rows(file, GRADED)
+    except ConfigError as error:
+        note(str(error))
+        return problems
+    for row in rows.values():
         problem = problems.setdefault(row["problem_id"], GradedProblem(row["question"], facts=row.get("facts") or {}))
         problem.correct += row["outcome"] == "correct"
         problem.samples += 1
@@ -238,11 +242,16 @@ MOST_KEYS = 4  # runs without a sweep that differ in more are named by their fol
 
 def _keys_of(runs: Sequence[StudyRun]) -> list[Key]:
     """Return what distinguishes each run: the settings that differ, else the names of folders without the seed."""
-    differing = differing_keys([run.settings for run in runs])
-    keys: list[Key] = [tuple((name, setting_text(run.settings.get(name))) for name in differing) for run in runs]
-    distinct = {(key, run.seed) for key, run in zip(keys, runs, strict=True)}
-    if len(differing) <= MOST_KEYS and len(distinct) == len(runs):
-        return keys
+    configs = [run.settings for run in runs]
+    alike = [  # a stage of a chain begins with the model of its own seed
+        {name: re.sub(r"\bseed=\d+", "seed=*", setting_text(value)) for name, value in of.items()} for of in configs
+    ]
+    for of_runs in (alike, configs):
+        differing = differing_keys(of_runs)
+        keys: list[Key] = [tuple((name, setting_text(of.get(name))) for name in differing) for of in of_runs]
+        distinct = {(key, run.seed) for key, run in zip(keys, runs, strict=True)}
+        if len(differing) <= MOST_KEYS and len(distinct) == len(runs):
+            return keys
     beside = os.path.commonpath([run.folder.resolve().parent for run in runs])
     names = [str(run.folder.resolve().relative_to(beside)) for run in runs]
     return [(("run", re.sub("[,/]?seed=[^,/]*", "", name)),) for name in names]

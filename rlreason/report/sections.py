@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.evaluation.cases import category
 from rlreason.records.files import EVALS, OBJECTIVE, response_files
@@ -396,10 +397,12 @@ def cases_of(study: Study) -> list[Case]:
     names, texts = list(solved_by.values())[:PROBLEMS_SHOWN], dict[str, tuple[str, str]]()
     shown: dict[str, dict[int, dict[str, dict[str, str]]]] = {name: {step: {} for step in steps} for name in names}
     for step, label in product(steps, runs):
-        file = files[label].get(step)
-        if file is None:
+        try:
+            file = files[label][step]
+            rows = RunFolder(runs[label].folder, lambda _: None).rows(file, SHOWN)
+        except (KeyError, ConfigError):  # it has not saved this step, or the file is damaged
             continue
-        for line, row in RunFolder(runs[label].folder, lambda _: None).rows(file, SHOWN).items():
+        for line, row in rows.items():
             name = row["problem_id"]
             if name in names and label not in shown[name][step]:
                 texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))

@@ -12,6 +12,7 @@ import numpy as np
 from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ended_by_itself
+from rlreason.records.resume import is_below
 from rlreason.report.content import TABLES, Series, printable
 from rlreason.runtime.statistics import Floats, of_clusters
 from rlreason.runtime.text import question_keys
@@ -274,7 +275,8 @@ def correctness(
 #: Settings and groups that decide how accuracy is measured, for runs without a protocol.
 MEASURED_BY = (
     "prompt", "eval.prompt", "eval.sampling", "eval.data", "eval.samples", "eval.reward", "sampling", "data.name",
-    "data.path", "data.validation",
+    "data.path", "data.validation", "grading.extract", "grading.percent", "grading.rel_tol", "grading.correct_at",
+    "grading.timeout_s",
 )  # fmt: skip
 #: Parts of a protocol that name no setting -> settings and groups that decide them, without those of training alone.
 DECIDED_BY = {"data": ("data", "eval.data", "split"), "problems": ("data", "eval", "eval_problems", "split")}
@@ -289,6 +291,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
     """
     measured = [run for run in (*reference.runs, *setting.runs) if run.final]
     runs = [run for run in measured if run.protocol or run.settings]  # a file of results does not say
+    runs.sort(key=lambda run: not run.protocol)
     lines, intended = list[str](), list[str]()
     for run in runs:
         first = runs[0]
@@ -317,11 +320,6 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
     return list(dict.fromkeys(lines)), list(dict.fromkeys(intended))
 
 
-def is_below(name: str, groups: Sequence[str]) -> bool:
-    """Return whether a setting is one of these, or in one of these groups."""
-    return any(name == group or name.startswith(f"{group}.") for group in groups)
-
-
 def setting_text(value: Any) -> str:
     """Return a setting's value as typed."""
     return "null" if value is None else str(value)
@@ -347,7 +345,7 @@ def purposes(axes: Iterable[str]) -> tuple[str, ...]:
     """
     meant: list[str] = []
     for axis in axes:
-        groups = [key for key in ON_PURPOSE if f"{axis}.".startswith(f"{key}.")]
+        groups = [key for key in ON_PURPOSE if is_below(axis, [key])]
         meant += ON_PURPOSE[max(groups, key=len)] if groups else ()
     return tuple(dict.fromkeys(meant))
 

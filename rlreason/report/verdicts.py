@@ -118,7 +118,9 @@ def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
         if not accuracies:
             return "Nothing has been measured yet."
         mean, runs = sum(accuracies) / len(accuracies), counted(len(accuracies), "run")
-        return f"One setting, {runs}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
+        broken = sum(bool(run.final) and not run.ended for run in study.reference.runs)
+        note = f" ({broken} of them broken off, with what they had reached)" if broken else ""
+        return f"One setting, {runs}{note}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
     parts: list[str] = []
     for headline, (of_one, of_several) in HEADLINES.items():
         if names := [verdict.setting for verdict in verdicts if (verdict.headline or verdict.word) == headline]:

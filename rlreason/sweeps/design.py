@@ -19,9 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import FIRST, SweepFile, run_name
 from rlreason.errors import ConfigError
+from rlreason.records.files import Note
+from rlreason.records.resume import is_below
 from rlreason.sweeps.state import SWEEPS, WAITING, RunState, Setting, SweepState
 
-Note = Callable[[str], object]
 Compose = Callable[[Sequence[str]], DictConfig]  # overrides of one run -> its config, with Hydra's own settings
 BESIDE = "{sweeps}"  # in an override: the folder that holds the sweep's own
 #: An option of the first sets what the others name.
@@ -117,7 +118,7 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
     typed = {_key(o): o for o in ours}
     given_way = typed.keys() | {key for key, meant in MEANS.items() if typed.keys() >= set(meant)}
     words = [f"{key}={value}" for key, value in file.axes.items() if key_of(key) not in given_way]
-    of_file = [o for o in parsed(words) if o.is_sweep_override() or not _covered(_key(o), typed)]
+    of_file = [o for o in parsed(words) if o.is_sweep_override() or not is_below(_key(o), typed)]
     axes: dict[str, list[str]] = {}
     for override in (o for o in (*ours, *of_file) if o.is_sweep_override()):
         key = override.get_key_element()
@@ -136,7 +137,7 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
     own = file.settings | with_meant({*map(key_of, file.axes), *_keys_of(file.cells)})
     own |= (file.chosen & {"std_norm"}) | ({"loss"} if "objective" in file.chosen else set()) | with_meant(typed)
     for word in carried:
-        if _covered(key_of(word), own):
+        if is_below(key_of(word), own):
             note(f"note: {word} is not carried on: it was typed, or this sweep sets it itself")
         else:
             shared.append(_canonical_word(word))
@@ -155,11 +156,6 @@ def _key(override: Override) -> str:
 
 def _keys_of(cells: Iterable[Iterable[str]]) -> set[str]:
     return {key_of(word) for cell in cells for word in cell}
-
-
-def _covered(key: str, typed: Iterable[str]) -> bool:
-    """Return whether a key, or the group that contains it, was typed."""
-    return any(f"{key}.".startswith(f"{one}.") for one in typed)
 
 
 def canonical(value: str) -> str:

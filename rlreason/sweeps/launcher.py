@@ -9,7 +9,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context, resource_tracker
@@ -27,6 +27,7 @@ from omegaconf import open_dict
 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
+from rlreason.records.files import Note
 from rlreason.records.reader import RunFolder, read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.machine import (
@@ -45,7 +46,6 @@ from rlreason.sweeps.state import RunState, refreshed
 if TYPE_CHECKING:
     from hydra_plugins.rlreason_sweeps import Grid, Processes
 
-Note = Callable[[str], object]
 GROUP = "hydra/launcher"
 PROCESSES, JOBLIB, LOCAL, SLURM = "processes", "joblib", "submitit_local", "submitit_slurm"
 HERE = (PROCESSES, JOBLIB, LOCAL)  # that start their runs on this machine
@@ -350,7 +350,7 @@ def end_with_sweep() -> None:
     parent = int(os.environ.get(PARENT) or os.getpid())
 
     def wait_for_end() -> None:
-        with suppress(OSError):  # it has ended already
+        with suppress(ProcessLookupError):  # it has ended already
             select.select([os.pidfd_open(parent)], [], [])
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONFIG, FUNCTIONS, SUMMARY, checkpoints_in, finite
+from rlreason.records.files import CONFIG, FUNCTIONS, SUMMARY, Note, checkpoints_in, finite
 from rlreason.records.provenance import source_digests
 from rlreason.records.reader import (
     DIVERGED,
@@ -32,6 +32,7 @@ from rlreason.runtime.text import few, first_line, redacted
 FEWEST_SEEDS = 3  # that must have ended before a sweep stops a setting
 SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
 Setting = dict[str, str]  # swept key -> value as typed
+Entries = list[dict[str, Any]]  # of a part of sweep.json
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
 #: The report's result for a setting: accuracy with its 95% interval, if any, and the verdict in a word.
 Judged = tuple[tuple[float, float, float] | None, str]
@@ -138,12 +139,12 @@ class SweepState:
     jobs: int
     launcher: str
     runs: list[RunState]
-    carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see report/carry.py
+    carried: Entries = field(default_factory=list)  # what carry= brought, see report/carry.py
     #: By monitors.dominated: {"setting": Setting, "reason": str}.
-    stopped_settings: list[dict[str, Any]] = field(default_factory=list)
+    stopped_settings: Entries = field(default_factory=list)
     max_seeds: int = 0  # of seed=auto; 0: the seeds were fixed
     #: Of seed=auto: {"seeds": at this look, "stopped": settings that get no more, as in `stopped_settings`}.
-    looks: list[dict[str, Any]] = field(default_factory=list)
+    looks: Entries = field(default_factory=list)
     sweep: str = ""  # the value of sweep=, whatever its folder is called; "" without it
     version: int = 1
 
@@ -160,7 +161,7 @@ class SweepState:
         """Return the run of this name; `KeyError` if there is none."""
         return {run.name: run for run in self.runs}[name]
 
-    def refresh(self, folder: Path, say: Callable[[str], None] = print_stderr) -> None:
+    def refresh(self, folder: Path, say: Note = print_stderr) -> None:
         """Look the runs up in the sweep's folder, and list the settings that runs were stopped for; see `refreshed`."""
         self.runs = [refreshed(run, folder, say) for run in self.runs]
         reasons = {run.key: run.reason for run in self.runs if run.status == DOMINATED}
@@ -209,25 +210,44 @@ def looks_text(state: SweepState) -> str:
 def begun(state: SweepState, folder: Path) -> SweepState:
     """Return the state of a designed sweep as it begins, or resumes: with what its folder records of earlier runs."""
     before = read_state(folder) if (folder / FILE).exists() or runs_in(folder) else replace(state, runs=[])
-    if before.looks and state.max_seeds not in (0, before.max_seeds):
+    other = [f"max_seeds={state.max_seeds}"] if state.max_seeds not in (0, before.max_seeds) else []
+    other += [f"seed={run.seed}" for run in state.runs if run.seed >= before.max_seeds]
+    if before.looks and other:
         raise ConfigError(
-            f"max_seeds={state.max_seeds}: {folder} was begun with max_seeds={before.max_seeds}, whose looks have "
-            "spent their part of the 5%: keep it, or give the sweep a folder of its own (sweep_name=NAME)"
-        )
-    if before.looks and (more := [run.seed for run in state.runs if run.seed >= before.max_seeds]):
-        raise ConfigError(
-            f"seed={more[0]}: the looks of {folder} with up to max_seeds={before.max_seeds} seeds have spent the 5%: "
-            "give more seeds a folder of their own (sweep_name=NAME)"
+            f"{other[0]}: the looks of {folder} with up to max_seeds={before.max_seeds} seeds have spent the 5%: keep "
+            "to these, or give the sweep a folder of its own (sweep_name=NAME)"
         )
     old = {run.name: run for run in before.runs}
     runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
+    axes, first = [list(run.setting) for run in runs], runs[0]
     for was in old.values():  # of other seeds or values, typed earlier
-        same_axes = list(was.setting) == [key for key in state.axes if key in was.setting]
-        runs += [was] if same_axes and (folder / was.name / SUMMARY).exists() else []
-    state = replace(state, status="running", runs=runs, carried=state.carried or before.carried, looks=[*before.looks])
-    state.max_seeds = state.max_seeds or before.max_seeds
+        if not (folder / was.name / SUMMARY).exists():
+            continue
+        different = changed(_shared(was), _shared(first), SAME_FIGURES) if was.overrides else ""
+        if list(was.setting) not in axes or different:
+            raise ConfigError(
+                f"hydra.sweep.dir={folder} holds {was.name} of another sweep ({different or 'its axes'}): "
+                "type all but seeds and values as it was, or give this sweep a folder of its own (sweep_name=NAME)"
+            )
+        runs.append(was)
+    state = replace(
+        state,
+        status="running",
+        runs=runs,
+        reference=state.reference or before.reference,
+        carried=state.carried or before.carried,
+        looks=[*before.looks],
+        max_seeds=state.max_seeds or before.max_seeds,
+    )
     state.refresh(folder)
     return state
+
+
+def _shared(run: RunState) -> Setting:
+    """Return the overrides of a run that all runs of its sweep share, as in `sweep.json`."""
+    words = [word.lstrip("+~").partition("=") for word in redacted(run.overrides)]
+    shared = {key.rpartition("@")[2]: value for key, _, value in words}
+    return {key: value for key, value in shared.items() if key not in (*run.setting, "seed")}
 
 
 def write_state(folder: Path, state: SweepState) -> None:
@@ -235,7 +255,7 @@ def write_state(folder: Path, state: SweepState) -> None:
     write_whole(folder / FILE, json.dumps(finite(redacted(asdict(state))), indent=1) + "\n")
 
 
-def read_state(folder: Path, say: Callable[[str], None] = print_stderr) -> SweepState:
+def read_state(folder: Path, say: Note = print_stderr) -> SweepState:
     """Return the state of the sweep in a folder, while it runs or later; `ConfigError` if there is no sweep.
 
     Its runs are looked up in their folders: the sweep may have been killed. Broken files are reported to `say`. A
@@ -266,7 +286,7 @@ def sweeps_named(folder: Path, name: str) -> list[Path]:
     return [path.parent for path in files if (state := _parsed(path)) and state.sweep == name]
 
 
-def refreshed(run: RunState, folder: Path, say: Callable[[str], None] = print_stderr) -> RunState:
+def refreshed(run: RunState, folder: Path, say: Note = print_stderr) -> RunState:
     """Return what the run's own folder, below that of the sweep, says of it; what it cannot say is taken from `run`."""
     place = folder / run.name
     now = RunState(run.name, run.overrides, run.setting, run.seed, shared_machine=run.shared_machine)
