@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from rlreason.config.leaves import prompt_renderer
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import differences
@@ -128,13 +129,16 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(asking):
 
 
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(asking):
+    """Bug: questions in a field `prompt` are asked without any template, and nobody is told."""
     policy = asking(QWEN3)
     bare = PromptEncoder(policy, prompt(file="question_only.prompt"))
     assert policy.tokenizer.decode(bare(ONE)).startswith(f"<|im_start|>user\n{ONE.question}<|im_end|>")
     own = Problem("own", "1+1?", "2", prompt="Say: ")
     assert policy.tokenizer.decode(bare(own)) == "Say: "
     assert [len(remarks(prompt(), problems)) for problems in ([ONE, own], [ONE])] == [1, 0]
-    assert not remarks(settings().prompt, [own])
+    r1_zero = settings().prompt
+    filled = replace(own, prompt=prompt_renderer(r1_zero.file)("1+1?"))
+    assert [len(remarks(r1_zero, [one])) for one in (own, filled)] == [1, 0]
 
 
 def test_a_protocol_knows_the_chat_template_and_what_was_chosen(asking):

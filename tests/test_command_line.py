@@ -35,7 +35,7 @@ def answered_by(words: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), some(LINES, 2), ids=lambda value: str(value)[:60].encode("unicode_escape").decode()
+    ("words", "says"), some(LINES, 3), ids=lambda value: str(value)[:60].encode("unicode_escape").decode()
 )
 def test_a_wrong_command_line_is_one_line_with_the_cure(words, says, monkeypatch, tmp_path):
     """Bug: a mistake ends in a traceback, in a line that does not say what to type, or in a folder."""
@@ -73,6 +73,13 @@ def test_handout_names_and_option_names_are_ours_in_every_form_of_the_grammar(tm
     words = ["experiment=null", "sweep=None", "std_norm=off", "logger=null", "hydra.run.dir=läufe/größe"]
     ours = ["std_norm=none", "logger=none", "hydra.run.dir='läufe/größe'"]  # an option that is none is left out
     assert check_command_line(["--cfg=job", *words]).overrides == ours
+
+
+def test_the_home_folder_may_stand_in_any_value(tmp_path, monkeypatch):
+    """Bug: ~/ behind a dotted key, which no shell expands, is a folder called ~."""
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["model.path=~/a,~/b", "data.files=[~/c,d~/e]", "~std_norm"]
+    assert read(words).overrides == ["model.path=/home/me/a,/home/me/b", "data.files=[/home/me/c,d~/e]", "~std_norm"]
 
 
 def test_every_habit_names_settings_that_there_are_and_no_two_options_differ_in_case_and_hyphens_alone():

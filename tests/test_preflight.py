@@ -84,6 +84,13 @@ def test_a_set_whose_reward_cannot_judge_is_refused(modules):
         )
 
 
+def test_a_template_that_is_not_there_is_blamed_on_the_setting_that_names_it():
+    """Bug: a wrong template of one of eval.sets is called a mistake in prompt.file, which is right."""
+    words = ["eval.sets=[stories]", "eval.sets.stories.prompt=question_only", "eval.sets.stories.prompt.file=nope"]
+    with pytest.raises(ConfigError, match=r"\Aeval\.sets\.stories\.prompt\.file=nope"):
+        check_command_line(words, note=str)
+
+
 def test_runs_that_could_not_begin_are_refused_together(composed, modules, monkeypatch):
     """Bug: a sweep is mended and started once for each of its mistakes."""
     (modules / "mine.prompt").write_text("what?")

@@ -37,7 +37,8 @@ def run(tmp_path_factory) -> Path:
 def test_the_json_of_a_subcommand_holds_what_it_prints_or_is_not_written(run, tmp_path, capsys, monkeypatch):
     """Bug: figures of a file and of standard output differ, a text stands among them, or a mistake empties the file."""
     monkeypatch.setattr("rlreason.cli.inspect.opinions", lambda rows, *_: [None] * len(rows))  # of a second grader
-    target = tmp_path / "figures.json"
+    target = tmp_path / "seed=0/figures.json"
+    target.parent.mkdir()
     assert subcommand("inspect", run, "--json", target) == 0
     said, before = capsys.readouterr().out, target.read_text()
     assert "2 responses: 1 correct, 1 format1_wrong" in said
@@ -64,6 +65,7 @@ def test_a_mistake_in_the_words_is_one_line_before_any_work(run, tmp_path, monke
         (["doctor", "lr=3"], "did you mean learning_rate?"), (["doctor", "algorithm=discover"], "algorithm=discover"),
         (["score", "nowhere.py"], "PROGRAM=nowhere.py"), (["score", __file__, "--memory", "2X"], "--memory 2X"),
         (["plan", "--seeds", "none"], "--seeds: none must be"), (["plan", "--minutes", "3"], "add --seeds 4"),
+        (["plan", "--json", "experiment=pku_hw3"], "--json experiment=pku_hw3"),
     ):  # fmt: skip
         assert subcommand(*words) == 2
         said = capfd.readouterr()

@@ -1,6 +1,7 @@
 """Parse a command line into flags and overrides, and look up what Hydra finds."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -114,16 +115,16 @@ def with_newest(word: str) -> str:
 
 
 def spelt_out(word: str) -> str:
-    """Replace `key=@FILE` by the values that the file holds, one a line, and `last` by the newest run.
+    """Replace `key=@FILE` by the values that the file holds, one a line, `last` by the newest run, and `~/` by home.
 
     `ConfigError` if there is no such file, nothing in it, or no run.
     """
-    word = with_newest(word)
+    word = re.sub("(?<=[=,[@])~(?=/)", str(Path.home()), with_newest(word))  # no shell does so behind a dotted key
     key, _, file = word.partition("=@")
     if not file:
         return word
     try:
-        lines = [line.strip() for line in Path(file).expanduser().read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{word}: {error}: give a text file with a value a line") from None
     values = [line for line in lines if line and not line.startswith("#")]

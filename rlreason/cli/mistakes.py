@@ -137,8 +137,16 @@ def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
     if place.startswith(f"{SETS}.") and place not in keys_below(cfg):
         return f"{key}: there is no {place}: give its data first, as {SETS}=[gsm8k] or {SETS}.NAME.data=gsm8k"
     group = PLACED.get(place, place)
-    if any(last in kind.__dataclass_fields__ for kind in SCHEMAS.get(f"schema/{group}", {}).values()):
-        return f"{message}: other options of {group} have it: choose among {', '.join(group_options(group))}"
+    kinds = SCHEMAS.get(f"schema/{group}", {}).items()
+    if having := [f"/{group}/{name}@" for name, kind in kinds if last in kind.__dataclass_fields__]:
+        fitting = [
+            option
+            for option in group_options(group)
+            for source in sources()
+            if source.is_config(path := f"{group}/{option}")
+            and any(schema in str(source.load_config(path).config) for schema in having)
+        ]
+        return f"{message}: other options of {group} have it: choose among {', '.join(fitting)}"
     if meant := [one for one in HABITS.get(last.lower(), ()) if one.partition("=")[0] in keys]:
         return f"{message}: {did_you_mean(meant)}"
     top, schemas = key.partition(".")[0], SCHEMAS["schema"].items()

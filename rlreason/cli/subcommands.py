@@ -102,6 +102,8 @@ def run_subcommand(subcommand: str, words: Sequence[str]) -> int:
     target = arguments.json
     to_file = target not in (None, STDOUT)
     if to_file:
+        if "=" in target.partition("/")[0]:
+            raise ConfigError(f"--json {target} is no name of a file: write --json behind the settings")
         refuse_target("--json", target)
     console = Console(out=sys.stderr if target == STDOUT else None)
     answer: Answer = import_module(SUBCOMMANDS[subcommand][0]).main(arguments, console)

@@ -1,7 +1,7 @@
 """A whole run: how it is evaluated, the keys common to all algorithms, what follows from them, what it grades with."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
@@ -411,3 +411,15 @@ def naming_set(name: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise type(error)(of_set(name, str(error))) from error
+
+
+def each_prompt(run: RunConfig, check: Callable[[PromptConfig], object]) -> None:
+    """Check the prompts of training and of evaluations; errors name the settings that gave them."""
+    if run.asking.prompt is run.prompt:
+        check(run.prompt)
+    if run.eval.prompt is not None:
+        with naming_eval_settings(run, "prompt"):
+            check(run.eval.prompt)
+    for name, asked in run.by_set().items():
+        with naming_set(name), naming_eval_settings(asked, "prompt"):
+            check(asked.evaluation.prompt)

@@ -208,7 +208,7 @@ def to_problem(
     if not isinstance(row, dict):
         raise BadRowError("is no JSON object in UTF-8")
     names = {key: (name,) if (name := getattr(data.fields, key)) else known for key, known in KNOWN.items()}
-    if data.fields.question == "prompt":  # then it is a question to fill in, not a whole prompt
+    if "prompt" in (data.fields.question, data.fields.messages):  # then it is no whole prompt
         names["prompt"] = ()
     question, answer, solution, prompt, response = (
         _text(row, names[key], data.max_chars) for key in ("question", "answer", "solution", "prompt", "response")
@@ -315,7 +315,7 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
             return without_thousands_commas(_usable(text))
     if rule == "auto":
         return ""
-    raise BadRowError(f"has no ground truth for data.gold={rule}")
+    raise BadRowError(f"has no ground truth for data.gold={rule} (data.gold=auto also takes a bare answer)")
 
 
 def _usable(answer: str) -> str:
@@ -335,7 +335,7 @@ def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str |
         return str(value)
     if value is None:
         return None
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
         raise BadRowError(f"has no text under {name!r}")
     if len(value) > max_chars:
         raise BadRowError(f"has more than data.max_chars={max_chars} characters under {name!r}")
@@ -345,5 +345,6 @@ def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str |
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
-    """Return (name, value) of the first of these fields that the row has."""
-    return next(((name, row[name]) for name in names if row.get(name) is not None), ("", None))
+    """Return (name, value) of the first of these fields that the row has; a blank text is none."""
+    given = ((name, row.get(name)) for name in names)
+    return next(((name, value) for name, value in given if value is not None and str(value).strip()), ("", None))

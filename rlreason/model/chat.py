@@ -10,8 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import prompt_renderer, template_of
-from rlreason.config.model import ModelConfig
-from rlreason.config.run import RunConfig, naming_eval_settings, naming_set
+from rlreason.config.run import RunConfig, each_prompt
 from rlreason.errors import ConfigError
 from rlreason.model.parameters import load_tokenizer
 from rlreason.model.policy import Policy
@@ -121,22 +120,13 @@ def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat | 
 
 
 def check_prompts(run: RunConfig) -> None:
-    """Raise `ConfigError` if prompts of training, or those of evaluations, cannot be made."""
-    if run.asking.prompt is run.prompt:
-        _check_prompt(run.prompt, run.model)
-    if run.eval.prompt is not None:
-        with naming_eval_settings(run, "prompt"):
-            _check_prompt(run.eval.prompt, run.model)
-    for name, asked in run.by_set().items():
-        with naming_set(name), naming_eval_settings(asked, "prompt"):
-            _check_prompt(asked.evaluation.prompt, run.model)
+    """Raise `ConfigError` if a chat cannot be made. This loads the tokenizer, never the weights."""
 
+    def check(prompt: PromptConfig) -> None:
+        if prompt.chat and run.model.folder is not None:
+            Chat(load_tokenizer(run.model.folder), prompt.system, prompt.enable_thinking).check()
 
-def _check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
-    """For a chat this loads the tokenizer, never the weights."""
-    template_of(prompt.file)
-    if prompt.chat and model.folder is not None:
-        Chat(load_tokenizer(model.folder), prompt.system, prompt.enable_thinking).check()
+    each_prompt(run, check)
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -166,11 +156,12 @@ def prompt_facts(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> di
 
 
 def remarks(prompt: PromptConfig, problems: Sequence[Problem]) -> list[str]:
-    """Warn about problems that bring their whole prompt."""
-    count = sum(p.prompt is not None for p in problems)
-    if not prompt.chat or not count:
+    """Warn about problems that bring their whole prompt, which does not end as the template would."""
+    tail = "\0" if prompt.chat else prompt_renderer(prompt.file)("\0").rpartition("\0")[2]
+    count = sum(p.prompt is not None and not p.prompt.endswith(tail) for p in problems)
+    if not count:
         return []
     return [
         f"! {count} of {len(problems)} problems bring their whole prompt, which is taken word for word and not through "
-        "the chat template: if it is a question, say so with data.fields.question=prompt"
+        "the template: if it is a question, say so with data.fields.question=prompt"
     ]

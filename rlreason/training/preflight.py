@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rlreason.config.data import GymConfig
 from rlreason.config.groups import WITHOUT_VLLM
 from rlreason.config.leaves import leaves, needs, template_of
-from rlreason.config.run import RunConfig, judges, naming_eval_settings
+from rlreason.config.run import RunConfig, each_prompt, judges
 from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
@@ -186,10 +186,8 @@ def mistakes_of(run: RunConfig) -> list[str]:
     if run.device == "mps" and sys.platform != "darwin":
         errors.append("device=mps: no GPU of Apple's is here: set device=auto")
     try:
-        template_of(run.prompt.file)
-        if run.eval.prompt:
-            with naming_eval_settings(run, "prompt"):
-                template_of(run.eval.prompt.file)
+        template_of(run.prompt.file)  # also for a warm start alone
+        each_prompt(run, lambda prompt: template_of(prompt.file))
     except ConfigError as error:
         errors.insert(0, str(error))
     loss = getattr(run, "loss", None)

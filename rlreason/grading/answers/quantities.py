@@ -14,7 +14,7 @@ MEANING = words(
     """more less fewer am pm or not no nor isn't than least most many much few is are was were be it and but
     if maybe perhaps about approximately around roughly nearly almost over under above below between to from
     half halves quarter third thirds fourth fifth tenth tenths hundredth hundredths thousandth
-    thousandths double twice triple times negative minus plus factorial squared cubed wrong incorrect false
+    thousandths double twice triple negative minus plus factorial squared cubed wrong incorrect false
     true yes none never
     except without remainder r mod modulo out ratio first ago before after later earlier
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
@@ -99,7 +99,8 @@ def canonical(text: str) -> str | None:
     """
     text = rewritten(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()), _PLAIN_UNITS)
     parts = re.split(r"([ /*()])", text)
-    if len(parts) > 2 * MAX_WORDS or any(part.split("^")[0] in MEANING for part in parts):
+    is_more = any(part.split("^")[0] in MEANING for part in parts) or re.search("times[^/]", text)  # 3 times as many
+    if is_more or len(parts) > 2 * MAX_WORDS:
         return None
     return rewritten("".join(map(_name, parts)).strip(), _POWERS)
 
@@ -142,7 +143,7 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
     if len(set(found) - {""}) == 1 and not any(map(all, pairwise(found[1:]))):
         tokens, currency = [token for token, sign in zip(tokens, found, strict=True) if not sign], max(found)
     levels = depths(tokens)
-    starts = (at for at in range(1, len(tokens)) if not levels[at] and _begins_unit(tokens, at))
+    starts = (at for at in range(1, len(tokens)) if not levels[at] and _begins_unit(tokens, at, currency))
     end = next((at for at in starts if _is_unit(tokens[at:])), len(tokens))
     scale, percent, written = 1, False, ""
     for token in tokens[end:]:
@@ -162,10 +163,15 @@ def read_quantity(tokens: Sequence[Token]) -> Quantity:
     return Quantity(node if scale == 1 else Node("mul", (node, number(scale))), unit or currency, percent)
 
 
-def _begins_unit(tokens: Sequence[Token], index: int) -> bool:
+def _begins_unit(tokens: Sequence[Token], index: int, money: str) -> bool:
     token, before = tokens[index], tokens[index - 1]
     if before.kind == "sign" and before.text in _BEFORE_FACTORS:
         return False
+    rate = tokens[index + 1 : index + 2]  # 18/hour and $2/lb; but 18/x and 5/km are quotients
+    if token.text == "/" and before.kind == "number" and rate and (money or not is_product(rate)):
+        token, before = rate[0], token
+        if len(token.text.strip()) == 1:
+            return False
     name = token.text.strip()
     if token.kind == "text":
         return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
