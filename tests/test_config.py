@@ -62,7 +62,7 @@ def usual() -> tuple[Any, dict[str, str]]:
 
 
 #: Groups whose options go together: the first of each is composed in one run, then the second of each.
-TOGETHER = [["algorithm"], ["baseline", "eval"], ["model", "prompt"]]
+TOGETHER = [["algorithm"], ["baseline", "eval", "model", "prompt"]]
 TOGETHER += [["data", *(group for group in GROUPS if group not in itertools.chain(*TOGETHER, ["data"]))]]
 
 

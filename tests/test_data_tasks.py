@@ -261,7 +261,10 @@ def test_lessons_take_the_models_own_shares_and_no_story_that_is_too_long():
 
 @pytest.mark.parametrize(
     ("task", "prompt"),
-    [*some([(task, "r1_zero_short") for task in TASKS]), *(("stories_long", name) for name in dict.fromkeys(SHARED))],
+    [
+        *some((task, "r1_zero_short") for task in TASKS),
+        *some((("stories_long", name) for name in dict.fromkeys(SHARED)), 2),
+    ],
 )
 def test_prompts_and_worked_answers_fit(task, prompt):
     """Bug: a worked answer that sampling cuts."""

@@ -94,6 +94,8 @@ def trained(folder: Path, fault: Callable | None, *words: str) -> tuple[str, lis
         if fault is not None and not is_engine:
             fault(trainer)
         close_records(trainer, *trainer.train())
+        held = [bool(one.samples) for one in trainer.validation.history]
+        assert (held[0], any(held[1:-1]), held[-1]) == (True, False, True)  # else memory grows with every evaluation
     return "\n".join(said), [finding for finding in examine(folder)[1] if finding.problem]
 
 
@@ -108,7 +110,7 @@ def trained(folder: Path, fault: Callable | None, *words: str) -> tuple[str, lis
         (None, ("model.weights=bfloat16", "learning_rate=1e-6"), "still_weights", lambda f: 0 < f["changed"] < 0.2),
         (moments_that_are_no_numbers, ("n_steps=1",), "optimizer", lambda f: True),
         (a_tokenizer_that_loses_text, ("n_steps=1",), "round_trip", lambda f: f["share"] < 0.5),
-    ], 2),
+    ], 3),
     ids=["stale", "one seed", "temperature", "other tensors", "bfloat16", "moments", "tokenizer"],
 )  # fmt: skip
 def test_faults(tmp_path, fault, words, rule, holds):

@@ -178,7 +178,7 @@ def test_a_whole_run_reads_its_settings(algorithm, whole):
     compare(run, read)
 
 
-@pytest.mark.parametrize("part", some(PARTS, 2))
+@pytest.mark.parametrize("part", some(PARTS, 3))
 def test_every_part_of_a_run_reads_its_settings_and_only_then(part, whole, places, tmp_path):
     algorithm, data, more = PARTS[part]
     if package := {"adapters": "peft", "tasks of the gym": "reasoning_gym"}.get(part):
