@@ -90,12 +90,22 @@ def test_thinking_is_told_from_the_reply_and_tokens_that_the_server_does_not_cou
         ({"content": "So, <think> is a mark."}, "So, <think> is a mark.", None),
         ({"content": "So.", "reasoning": "Why?", "reasoning_content": None}, "So.", "Why?"),
         ({"content": "So\ud800."}, "So?.", None),
+        ({"content": [{"type": "thinking", "thinking": []}, {"type": "text", "text": "So."}]}, "So.", None),
     ):
         for usage in (None, {"prompt_tokens": "3", "completion_tokens": -1}, {"prompt_tokens": True}, []):
             body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
             answer = read_answer(httpx.Response(200, text=json.dumps(body)))
             assert (answer.outcome, answer.content, answer.reasoning) == ("ok", content, reasoning)
             assert (answer.prompt_tokens, answer.completion_tokens) == (None, None)
+
+
+def test_thinking_that_only_the_total_counts_is_counted():
+    """Bug: a budget of tokens or cost is exceeded at an endpoint that leaves thinking out of the reply's tokens."""
+    for total, completion in ((600, 100), (9600, 9100), (None, 100)):
+        usage = {"prompt_tokens": 500, "completion_tokens": 100, "total_tokens": total}
+        body = {"choices": [{"message": {"content": "So."}}], "usage": usage}
+        answer = read_answer(httpx.Response(200, text=json.dumps(body)))
+        assert (answer.prompt_tokens, answer.completion_tokens) == (500, completion)
 
 
 def test_what_may_pass_is_asked_again_after_pauses_that_grow_within_their_bounds():
@@ -151,6 +161,11 @@ REPLIES = {
     "marked with more": (fenced(OLD, "Python3") + fenced(RUN, " python t='a'") + "It works.", RUN),
     "before a shell": (fenced(RUN) + fenced("pip install x\n", "bash") + fenced("points = run_code()\n"), RUN),
     "before text with marks": (f"{fenced(RUN)}It defines `points`, in ``` marks.\n```inline``` is no block\n", RUN),
+    "before its use": (fenced(RUN) + fenced("result = run_code()\npoints = [list(p) for p in result]\n"), RUN),
+    "over several lines": (
+        fenced("def run_code(\n    n=11,\n):\n    return [[n]]\n"),
+        "def run_code(\n    n=11,\n):\n    return [[n]]\n",
+    ),
     "with a mistake": (fenced(HELPER) + fenced(BROKEN) + fenced(HELPER), BROKEN),
     "without the interface": (fenced(HELPER) + fenced("a set of 22 points\n", ""), None),
     "without an end": (f"```python\n{RUN}", None),

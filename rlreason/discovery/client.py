@@ -68,7 +68,7 @@ class Client:
         names = list[str]()
         try:
             request = self._http.get("/models", timeout=CONNECT_S)
-            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result()
+            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result().raise_for_status()
             with suppress(ValueError, LookupError, TypeError):
                 names = [str(row["id"]) for row in listed.json()["data"]]
         except httpx.HTTPError as error:
@@ -143,6 +143,9 @@ def read_answer(response: httpx.Response) -> Answer:
         for name in ("prompt_tokens", "completion_tokens"):
             if type(count := fields["usage"][name]) is int and count >= 0:
                 setattr(answer, name, count)
+        if type(total := fields["usage"]["total_tokens"]) is int and answer.prompt_tokens is not None:
+            completion = total - answer.prompt_tokens  # some count thinking there alone
+            answer.completion_tokens = max(answer.completion_tokens or 0, completion)
     said = str(fields or response.text)
     if not response.is_success:
         answer.outcome, answer.detail = f"http_{response.status_code}", f"HTTP {response.status_code}: {said}"
@@ -151,7 +154,10 @@ def read_answer(response: httpx.Response) -> Answer:
         return answer
     try:
         choice, message = fields["choices"][0], fields["choices"][0]["message"]
-        content = _encodable(message.get("content") or "")
+        content = message.get("content") or ""
+        if isinstance(content, list):  # of parts: thinking, then text
+            content = "".join(part.get("text") or "" for part in content)
+        content = _encodable(content)
         thinking = _encodable(message.get("reasoning_content") or message.get("reasoning") or "").strip()
         answer.finish_reason = _encodable(choice.get("finish_reason") or "") or None
     except (LookupError, TypeError, AttributeError):
@@ -181,28 +187,28 @@ def pause_s(attempt_number: int, first_s: float) -> float:
 #: Outcomes of an `Answer` without a program after which the same question may be answered if it is asked again.
 WORTH_RETRYING = re.compile("ok|timeout|connection|empty|broken|no_code|truncated|http_(?:408|409|429|5..)")
 
-#: What makes a block a program. One that only calls these, or sets `points` by them, shows its use.
-_DEFINED = re.compile(
-    r"^(?:(?:async )?def )?(?:run_code|get_centers)[ \t]*(?:\(.*:|[:=][^=])"
-    r"|^points\b[^=\n(]*=(?!=)(?![^\n]*\b(?:run_code|get_centers)\()",
-    re.MULTILINE,
-)
+#: What makes a block a program, a function before points. One that only calls these, or sets `points` by them, shows
+#: its use.
+_DEFINED = [
+    re.compile(r"^(?:async )?def (?:run_code|get_centers)[ \t]*\(|^(?:run_code|get_centers)[ \t]*[:=][^=]", re.M),
+    re.compile(r"^points\b[^=\n(]*=(?!=)(?![^\n]*\b(?:run_code|get_centers)\()", re.M),
+]
 _FENCE = re.compile(r"\s*(?:`{3,}|~{3,})\s*([^`~]*)")
 _PYTHON = re.compile(r"(?:[{.]*(?:python3?|py)(?![\w+#-]).*)?", re.IGNORECASE)
 
 
 def program_in(content: str) -> str | None:
     """Return the last closed block of a reply, marked as Python or not at all, that defines a set; None without one."""
-    found, marked, lines = None, None, list[str]()
+    blocks, marked, lines = list[str](), None, list[str]()
     for line in content.replace("\r\n", "\n").split("\n"):
         fence = _FENCE.fullmatch(line)
         if fence and (marked is None or fence[1]):  # within a block, a mark says that its end was forgotten
             marked, lines = fence[1], []
         elif fence:
             block = textwrap.dedent("".join(f"{line}\n" for line in lines))
-            if _PYTHON.fullmatch(marked or "") and _DEFINED.search(block):
-                found = block
+            if _PYTHON.fullmatch(marked or ""):
+                blocks.append(block)
             marked = None
         else:
             lines.append(line)
-    return found
+    return next((block for defined in _DEFINED for block in reversed(blocks) if defined.search(block)), None)

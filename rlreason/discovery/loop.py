@@ -43,6 +43,7 @@ from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import alive
+from rlreason.runtime.text import redacted
 
 #: Parts of a result that differ from run to run: the same replies make the same log.
 MEASURED = ("seconds", "check_seconds", "peak_memory_mb", "output_tail")
@@ -365,7 +366,7 @@ def first_log(run: DiscoverConfig, problem: DiscoveryProblem, begin: Event) -> L
         settings={
             "replies": run.side_by_side,
             **{name: client[name] for name in ("temperature", "thinking", "max_tokens", "retries")},
-            "extra": client["extra"] or {},
+            "extra": redacted(client["extra"] or {}),
             "hints": run.prompts.hints,
             "restart_after": run.restart_after,
             "history": run.history if run.converses else 0,

@@ -68,6 +68,10 @@ class Subject:
         options = {name: choices for name, choices in TRIALS["choices"].items() if name in names}
         for chosen, trial in product(product(*options.values()), self.trials()):
             inputs = trial.inputs | dict(zip(options, chosen, strict=True))
+            if {"no_baseline", "reinforce_with_baseline", "none"}.intersection(
+                (inputs.get("loss_type"), inputs.get("importance_reweighting_method"))
+            ):
+                inputs |= {"old_log_probs": None, "cliprange": None}  # as a loop on its own policy calls it
             inputs = {name: inputs[name] for name in names if name in inputs}
             cases.append(replace(trial, inputs=inputs, branch=f"{chosen} {trial.branch} {trial.meaning}"))
         return cases
@@ -79,7 +83,8 @@ class Subject:
         leaf = next((name for name in LEAVES if name in inputs), "")
         if leaf:
             arguments[leaf].requires_grad_()
-        results = answer_parts(function(**arguments), self.returns)
+        without_entropy = inputs.get("return_token_entropy") is False
+        results = answer_parts(function(**arguments), ["log_probs"] if without_entropy else self.returns)
         results.pop("metadata", None)
         refuse_changes(arguments, inputs)
         if "reward_fn" in inputs:
@@ -224,7 +229,8 @@ def _token_loss(i: Inputs, m: Mistake) -> Tensor:
     if i.get("loss_type") == "no_baseline":
         right, other = other, right
     a, policy = m("input", right, other).reshape(-1, 1), i["policy_log_probs"]
-    old, mask = i.get("old_log_probs", policy.detach()), i.get("response_mask", torch.ones_like(policy))
+    old, mask = i.get("old_log_probs"), i.get("response_mask", torch.ones_like(policy))
+    old = policy.detach() if old is None else old
     return known.wrong_token_loss(options_of(i), a, policy, old, mask, m)
 
 
@@ -270,7 +276,7 @@ def _logits() -> Iterator[Case]:
     model = small_model()
     for seed, (rows, places) in enumerate(((1, 2), (2, 5), (3, 3), (1, 2))):
         ids, labels = torch.randint(3, model.config.vocab_size, (2, rows, places), generator=random(seed))
-        inputs = {"model": model, "input_ids": ids, "labels": labels, "return_token_entropy": True}
+        inputs = {"model": model, "input_ids": ids, "labels": labels}
         if seed < 3:
             yield Case(inputs | {"logits": _numbers(seed, rows, places, 3)})
         else:
