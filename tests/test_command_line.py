@@ -51,7 +51,7 @@ MEANINGS = {
     "~use_std_normalization": "~std_norm",
     "sampling_temperature=tag(log,interval(0.5,1))": "sampling.temperature=tag(log,interval(0.5,1))",
     "use_std_normalization=choice(yes,0)": "std_norm=choice(group_std,none)",
-    "importance_reweighting_method=none,noclip": "loss=reinforce_with_baseline,grpo_no_clip",
+    "importance_reweighting_method=none,noclip,gspo": "loss=reinforce_with_baseline,grpo_no_clip,gspo_2026",
     "loss_type=GRPO-Clip,'No-Baseline',gspo": "loss=grpo_clip,no_baseline,gspo",
     "prompt.name=GRPO-Clip": "prompt.name=GRPO-Clip",  # free text keeps its case
     "std_norm=Off,group_std": "std_norm=none,group_std",

@@ -205,6 +205,8 @@ def test_notes():
     (one,) = monitored(cut, {"monitors": {"truncated": "off"}})  # which is looked at
     assert (one.rule, "in 2 steps" in one.evidence[0]) == ("truncated", True)
     assert monitored(cut, {"monitors": {"truncated_above": 0.7}}) == []
+    sft = [{"rollout_step": 1, "train/loss": 0.1}, {"rollout_step": 1, "eval/accuracy": 0.0, "eval/truncated": 1.0}]
+    assert [one.rule for one in monitored(sft, {})] == ["truncated_evaluation"]  # though it samples nothing else
     rows = [{"rollout_step": k, "reward/frac_reward_zero_std": 0.9, "rollout/truncated": 0.2} for k in range(8)]
     first = {"rollout_step": 0, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
     fell = first | {"eval/accuracy": 0.1, "eval/accuracy_low": 0.0, "eval/accuracy_high": 0.2}

@@ -93,7 +93,7 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
         here = Device(policy.device.type, bf16=policy.compute_dtype == torch.bfloat16)
         response = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
         work = workload_of(run, shape, here, max(1, longest - response))
-        return held_later(replace(work, parallel="shard") if policy.in_main_memory else work)
+        return held_later(replace(work, parallel="shard" if policy.in_main_memory else "replicate"))
     parameters = list(policy.model.parameters())
     trained = [weight for weight in parameters if weight.requires_grad and run.trains]
     gradients = sum(weight.nbytes for weight in trained)

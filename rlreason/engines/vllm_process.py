@@ -135,7 +135,9 @@ class EngineProcess:
             self._transfer.policy = policy
             self._transfer.sender.send_weights()
         except Exception as error:
-            raise self.failed(f"{type(error).__name__}: {error}") from error
+            refused = "pidfd" in str(error)  # in some containers, and by some kernels to who is not root
+            cure = ": set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False" * refused
+            raise self.failed(f"{type(error).__name__}: {error}{cure}") from error
 
     def close(self) -> None:
         """Kill the process, which ends a call that waits for it in another thread, and remove its files."""

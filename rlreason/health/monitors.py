@@ -53,7 +53,7 @@ class Observation:
     history: Mapping[str, Sequence[float]]
     group_size: int
     evaluations: Sequence[Metrics]  # all of the run; empty where none has been added
-    eval_limit: str  # the setting at which evaluations cut responses, where it is not that of the rollouts
+    eval_limit: str  # the setting at which evaluations cut responses
 
     def value(self, name: str, default: float = 0.0) -> float:
         """Return a metric of the step or the evaluation; `default` where it was not measured."""

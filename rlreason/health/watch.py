@@ -36,7 +36,7 @@ class Monitors:
     group_size: int
     say: Callable[[str], None]
     settings: MonitorsConfig = field(default_factory=MonitorsConfig)
-    eval_limit: str = ""  # the setting that limits responses of evaluations, where it is not that of the rollouts
+    eval_limit: str = ""  # the setting that limits responses of evaluations
     steps: bool = True  # whether the run has any; a job that only evaluates has none
     counts: Counter[str] = field(default_factory=Counter)
     stopped: dict[str, Any] = field(default_factory=dict)  # the finding that ends the run: see `_record`
@@ -149,7 +149,7 @@ def monitored(rows: Sequence[Row], settings: Mapping[str, Any], status: str = ""
     """
     last = {_step(row): n for n, row in enumerate(rows) if "eval/accuracy" not in row}
     own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
-    eval_limit = "eval.sampling.max_tokens" if own_limit else "" if last else "sampling.max_tokens"
+    eval_limit = "eval.sampling.max_tokens" if own_limit else "sampling.max_tokens"
     own = settings.get("monitors") or {}
     thresholds = {name: own[name] for name in NAMES if name in own}
     config = MonitorsConfig(**thresholds | dict.fromkeys(MODES, "warn"))

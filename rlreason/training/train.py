@@ -90,8 +90,6 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         measure_flops(records.clock, policy, world)
         limit = run.sampling_key("max_tokens")
-        if limit == "sampling.max_tokens":  # training warns about its own truncated samples
-            limit = ""
         monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, limit)
         for name, warning in run.warnings().items():
             monitors.warn(0, name, warning)
