@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rlreason.config.groups import GradingConfig
 from rlreason.config.training import OptimizationConfig
 from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Sampling
@@ -28,6 +29,8 @@ def answer(problem_id: str, correct: bool, text: str = "", ended: bool = True) -
 
 class ByChance:
     """Grades that a seed and the response decide: some groups are all right, some all wrong, most are mixed."""
+
+    grading = GradingConfig(workers=1)
 
     def __init__(self, share: float) -> None:
         self.share = share

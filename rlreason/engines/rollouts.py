@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlreason.model.policy import LogProbScorer
 
 
+TOGETHER = 4  # responses for each process of the grader; an evaluation that is broken off has lost at most these
 LONG_ODDS = math.log(1e10)  # nats: a response this improbable is not drawn twice by chance
 
 
@@ -50,17 +51,18 @@ class Rollouts:
         """Sample n responses to each problem and grade those that have ended while others are still being sampled.
 
         The same `purpose` (such as a step) draws the same random numbers. `finished(number among the n, sample)` is
-        called from the grading thread as soon as a response has its grade.
+        called from the grading thread as soon as a response, and the few graded with it, have their grades.
         """
         prompts = [Prompt(p.id, self.prompt_ids(p), seed_for(self.seed, purpose, p.id)) for p in problems]
         waiting, graded = deque[tuple[int, Response]](), dict[int, Sample]()
         tasks, failures = list[Future[None]](), list[BaseException]()
+        most = TOGETHER * self.grader.grading.workers
         grading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         began, ended = time.monotonic(), math.inf
 
         def grade() -> None:
-            """Grade what has ended by now, together: the grader shares it among its processes."""
-            since, batch = time.monotonic(), [waiting.popleft() for _ in range(len(waiting))]
+            """Grade some that have ended, together: the grader shares them among its processes."""
+            since, batch = time.monotonic(), [waiting.popleft() for _ in range(min(len(waiting), most))]
             texts, answers = [one.text for _, one in batch], [problems[place // n].answer for place, _ in batch]
             try:
                 grades, second = self.grader.grade_batch(texts, answers), self.second_grader

@@ -40,7 +40,7 @@ from rlreason.report.study import (
 from rlreason.runtime.text import few, shorten
 from rlreason.sweeps.state import (
     FILE,
-    SAME_FIGURES,
+    NO_SETTING,
     WAITING,
     Key,
     RunState,
@@ -234,8 +234,6 @@ def _given(path: Path, note: Note, x: str) -> Given:
     return given
 
 
-#: Differences in these do not make two settings of two runs.
-NO_SETTING = (*SAME_FIGURES, "seed", "eval_every", "save_model", "profile", "monitors", "hydra")
 FEWEST_CHOSEN = 3  # settings; the better one of two is not said to be chosen
 MOST_KEYS = 4  # runs without a sweep that differ in more are named by their folders
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,8 @@ class RunState:
 
 #: Settings in which a finished run may differ: they change none of its figures.
 SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
+#: Differences in these do not make two settings of two runs.
+NO_SETTING = (*SAME_FIGURES, "seed", "eval_every", "save_model", "profile", "monitors", "hydra", "grading.workers")
 
 
 def refuse_changed(
@@ -220,14 +223,14 @@ def begun(state: SweepState, folder: Path) -> SweepState:
     old = {run.name: run for run in before.runs}
     runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in state.runs]
     axes, first = [list(run.setting) for run in runs], runs[0]
-    for was in old.values():  # of other seeds or values, typed earlier
-        if not (folder / was.name / SUMMARY).exists():
-            continue
-        different = changed(_shared(was), _shared(first), SAME_FIGURES) if was.overrides else ""
-        if list(was.setting) not in axes or different:
+    earlier = [was for was in old.values() if (folder / was.name / SUMMARY).exists()]  # of other seeds or values
+    if apart := [was.name for was in earlier if list(was.setting) not in axes]:
+        print_stderr(f"! {folder}: other axes, so not in this sweep's tables: {few(apart, 3)}")
+    for was in (was for was in earlier if was.name not in apart):
+        if was.overrides and (different := changed(_shared(was), _shared(first), NO_SETTING)):
             raise ConfigError(
-                f"hydra.sweep.dir={folder} holds {was.name} of another sweep ({different or 'its axes'}): "
-                "type all but seeds and values as it was, or give this sweep a folder of its own (sweep_name=NAME)"
+                f"hydra.sweep.dir={folder} holds {was.name} of another sweep ({different}): type all but seeds and "
+                "values as it was, or give this sweep a folder of its own (sweep_name=NAME)"
             )
         runs.append(was)
     state = replace(
@@ -244,10 +247,16 @@ def begun(state: SweepState, folder: Path) -> SweepState:
 
 
 def _shared(run: RunState) -> Setting:
-    """Return the overrides of a run that all runs of its sweep share, as in `sweep.json`."""
-    words = [word.lstrip("+~").partition("=") for word in redacted(run.overrides)]
-    shared = {key.rpartition("@")[2]: value for key, _, value in words}
-    return {key: value for key, value in shared.items() if key not in (*run.setting, "seed")}
+    """Return the overrides that a run shares with all of its sweep, whose spelling does not matter."""
+    shared = dict[str, str]()
+    for word in redacted(run.overrides):
+        key, _, value = word.lstrip("+~").partition("=")
+        key, value = key.rpartition("@")[2], value.strip("'\"").casefold()
+        with suppress(ValueError):
+            value = str(float(value))
+        if key not in run.setting and "${seed}" not in value:  # which names a model of the stage before, here or moved
+            shared[key] = value
+    return shared
 
 
 def write_state(folder: Path, state: SweepState) -> None:

@@ -194,8 +194,11 @@ def read_tensors(folder: Path, policy: Policy, learner: Learner) -> dict[str, Te
     live, tensors = adapters(policy), load_file(folder / TENSORS)
     weights = tensors
     if not live:
-        # Not from the files by these names: of some families, mixtures of experts among them, they hold others.
-        live, weights = dict(policy.named_weights()), load_model(str(folder / MODEL)).state_dict()
+        live, weights = dict(policy.named_weights()), {}
+        for file in (folder / MODEL).glob("*.safetensors"):
+            weights |= load_file(file)
+        if live.keys() - weights.keys():  # of some families, mixtures of experts among them, files have other names
+            weights = load_model(str(folder / MODEL)).state_dict()
     with torch.no_grad():
         for name, weight in live.items():
             weight.copy_(weights[name])

@@ -99,7 +99,9 @@ def canonical(text: str) -> str | None:
     """
     text = rewritten(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()), _PLAIN_UNITS)
     parts = re.split(r"([ /*()])", text)
-    is_more = any(part.split("^")[0] in MEANING for part in parts) or re.search("times[^/]", text)  # 3 times as many
+    is_more = any(part.split("^")[0] in MEANING for part in parts) or re.search(
+        r"\btimes\b[^/]", text
+    )  # 3 times as many
     if is_more or len(parts) > 2 * MAX_WORDS:
         return None
     return rewritten("".join(map(_name, parts)).strip(), _POWERS)
@@ -167,11 +169,12 @@ def _begins_unit(tokens: Sequence[Token], index: int, money: str) -> bool:
     token, before = tokens[index], tokens[index - 1]
     if before.kind == "sign" and before.text in _BEFORE_FACTORS:
         return False
-    rate = tokens[index + 1 : index + 2]  # 18/hour and $2/lb; but 18/x and 5/km are quotients
-    if token.text == "/" and before.kind == "number" and rate and (money or not is_product(rate)):
-        token, before = rate[0], token
-        if len(token.text.strip()) == 1:
-            return False
+    if token.text == "/" and before.kind == "number" and index + 1 < len(tokens):  # 18/hour; but 18/x is a quotient
+        word, rest = tokens[index + 1].text.strip(), tokens[index + 1 :]
+        plain = money or len(word) > 3 or word.casefold() in UNIT_NAMES or rest[0].kind == "text"
+        if len(word) == 1 or not plain or any(one.kind == "letter" or one.text == "(" for one in rest):
+            return False  # 18/x, 18/abc, 18/det(A)
+        token, before = rest[0], token
     name = token.text.strip()
     if token.kind == "text":
         return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
