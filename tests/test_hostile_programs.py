@@ -237,7 +237,7 @@ def scored(request, tmp_path_factory, listener):
 
 
 @pytest.mark.parametrize(
-    "case", [*some(IN_THE_BEST, 24), *some(IN_OTHERS, 121)], ids=lambda case: f"{case[0].name}-{case[1]}".strip("-")
+    "case", [*some(IN_THE_BEST, 40), *some(IN_OTHERS, 201)], ids=lambda case: f"{case[0].name}-{case[1]}".strip("-")
 )
 def test_a_hostile_program_gets_the_right_verdict_in_time_and_leaves_nothing(case, scored) -> None:
     """A score that was not earned, a process, file or secret that got out, or an evaluator that did not survive."""

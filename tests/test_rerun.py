@@ -14,6 +14,7 @@ from rlreason.cli.flags import OneRun
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder, compared
 from rlreason.runtime.text import HIDDEN
+from tests.some import some
 from tests.starts import rlreason, subcommand
 from tests.test_api import TINY
 
@@ -42,14 +43,14 @@ def one_run(*words: str, note=str) -> OneRun:
 
 @pytest.mark.parametrize(
     ("before", "words", "settings"),
-    [
+    some([
         (["loss=gspo", "seed=1"], ["n_grpo_steps=40"], {"loss.loss_type": "gspo", "seed": 1, "n_steps": 40}),
         (["logger=wandb"], ["logger=tensorboard"], {"logger.wandb": False, "logger.tensorboard": True}),
         (["eval.data=countdown"], ["eval.data=null"], {"data.name": "stories", "eval.data": None}),
         (["algorithm=sft", "epochs=2", "n_steps=null"], ["epochs=3"], {"epochs": 3, "algorithm": "sft"}),
         (["algorithm=discover"], ["budget.calls=9", "model=mine"], {"budget.calls": 9, "client.model": "mine"}),
-    ],
-)
+    ], 2),
+)  # fmt: skip
 def test_overrides_are_merged_into_the_settings_of_the_run(before, words, settings, left):
     folder = left(*before)
     one = one_run(f"resume={folder}", *words)

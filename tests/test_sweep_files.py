@@ -47,7 +47,7 @@ def mistake(*words: str) -> str:
 CELLS = [one for one in itertools.product(SWEEPS, PLACES) if one[1] == PLACES[0] or not one[0].startswith("stage_")]
 
 
-@pytest.mark.parametrize(("name", "place"), some(CELLS, 100))
+@pytest.mark.parametrize(("name", "place"), some(CELLS, 200))
 def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, tmp_path, monkeypatch):
     """Bug: a shipped sweep has no runs, or one that is refused only when its turn comes; composed apart, it differs."""
     monkeypatch.chdir(tmp_path)
