@@ -146,9 +146,8 @@ def unknown_key(key: str, cfg: DictConfig, keys: Sequence[str]) -> str:
             if source.is_config(path := f"{group}/{option}")
             and any(schema in str(source.load_config(path).config) for schema in having)
         ]
-        return (
-            f"{message}: other options of {group} have it: choose among {', '.join(fitting) or 'functions of your own'}"
-        )
+        choices = ", ".join(fitting) or "functions of your own"
+        return f"{message}: other options of {group} have it: choose among {choices}"
     if meant := [one for one in HABITS.get(last.lower(), ()) if one.partition("=")[0] in keys]:
         return f"{message}: {did_you_mean(meant)}"
     top, schemas = key.partition(".")[0], SCHEMAS["schema"].items()

@@ -110,10 +110,9 @@ class Learner:
         # In float16 small gradients would vanish: the loss is multiplied by a scale, which halves when one overflows.
         self.scaler = GradScaler(policy.device.type, enabled=policy.compute_dtype == torch.float16)
         self.scaler.scale(torch.zeros((), device=policy.device))  # the scale's tensor, also for a step without a loss
-        own = ":" in objective.loss.loss_type  # may have terms without an advantage
-        self.all_learn = bool(
-            own or objective.kl_coef_of_loss or objective.entropy_coef
-        )  # where the advantage is 0 too
+        own_loss = ":" in objective.loss.loss_type  # which may have terms without the advantage
+        #: Whether samples with advantage 0 have a gradient, too.
+        self.all_learn = bool(own_loss or objective.kl_coef_of_loss or objective.entropy_coef)
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def updates(self, collected: Collected, step: int, n_steps: int, sampling: Sampling) -> Iterator[Update]:

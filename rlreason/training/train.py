@@ -89,8 +89,8 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
         measure_flops(records.clock, policy, world)
-        limit = run.sampling_key("max_tokens")
-        monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, limit)
+        group_size, limit = getattr(run, "group_size", 1), run.sampling_key("max_tokens")
+        monitors = Monitors(group_size, console.say, run.monitors, limit)
         for name, warning in run.warnings().items():
             monitors.warn(0, name, warning)
         validation = Validation(

@@ -99,9 +99,8 @@ def canonical(text: str) -> str | None:
     """
     text = rewritten(" ".join(text.casefold().replace(".", "").replace("\\", " ").split()), _PLAIN_UNITS)
     parts = re.split(r"([ /*()])", text)
-    is_more = any(part.split("^")[0] in MEANING for part in parts) or re.search(
-        r"\btimes\b[^/]", text
-    )  # 3 times as many
+    is_comparison = re.search(r"\btimes\b[^/]", text)  # 3 times as many
+    is_more = is_comparison or any(part.split("^")[0] in MEANING for part in parts)
     if is_more or len(parts) > 2 * MAX_WORDS:
         return None
     return rewritten("".join(map(_name, parts)).strip(), _POWERS)
