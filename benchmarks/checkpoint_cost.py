@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlreason.records.files import checkpoints_in, newest_good, read_state  # noqa: E402
+from rlreason.records.files import STATE, checkpoints_in, newest_good, read_json  # noqa: E402
 
 BUILT_IN = ["n_steps=20"]
 OF_A_MODEL = [
@@ -72,7 +72,7 @@ def read_seconds(folder: Path) -> float:
     begin = time.perf_counter()
     path = newest_good(folder, print)
     assert path is not None
-    read_state(path)
+    read_json(path / STATE)
     for file in path.rglob("*.safetensors"):
         load_file(file)
     return time.perf_counter() - begin

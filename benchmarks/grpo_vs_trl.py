@@ -54,10 +54,10 @@ def responses_from(own: Sequence[int], others: Sequence[Sequence[int]], lengths:
 
 def prompts_of(given: Namespace) -> list[str]:
     """The four prompts as text."""
-    from rlreason.config.leaves import render, template_of
+    from rlreason.config.leaves import prompt_renderer
 
-    template = template_of("r1_zero.prompt")
-    return [render(template, problem.question) for problem in gsm8k(given.data, PROMPTS)]
+    render = prompt_renderer("r1_zero.prompt")
+    return [render(problem.question) for problem in gsm8k(given.data, PROMPTS)]
 
 
 def given_pairs(given: Namespace, tokenizer: Any) -> list[list[Pair]]:

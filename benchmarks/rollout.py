@@ -30,7 +30,7 @@ import psutil  # noqa: E402
 import torch  # noqa: E402
 
 from rlreason.config.groups import RolloutConfig  # noqa: E402
-from rlreason.config.leaves import render, template_of  # noqa: E402
+from rlreason.config.leaves import prompt_renderer  # noqa: E402
 from rlreason.data.tasks import make_stories  # noqa: E402
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for  # noqa: E402
 from rlreason.engines.hf import HFEngine  # noqa: E402
@@ -78,11 +78,9 @@ def load(args: argparse.Namespace) -> Policy:
 
 def prompts_for(policy: Policy, count: int) -> list[Prompt]:
     """The prompts of `count` stories, with their seeds."""
-    template = template_of("r1_zero.prompt")
+    render = prompt_renderer("r1_zero.prompt")
     stories = make_stories(count, seed=0)
-    return [
-        Prompt(p.id, policy.encode_prompt(render(template, p.question)), seed_for("rollout", p.id)) for p in stories
-    ]
+    return [Prompt(p.id, policy.encode_prompt(render(p.question)), seed_for("rollout", p.id)) for p in stories]
 
 
 def ours(policy: Policy, prompts: list[Prompt], n: int) -> Write:

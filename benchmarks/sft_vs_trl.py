@@ -24,11 +24,11 @@ RATE = 2e-5
 
 def texts_of(given: Namespace, count: int) -> list[tuple[str, str]]:
     """The first (prompt, response) pairs, as text."""
-    from rlreason.config.leaves import render, template_of
+    from rlreason.config.leaves import prompt_renderer
 
-    template = template_of("r1_zero.prompt")
+    render = prompt_renderer("r1_zero.prompt")
     problems = gsm8k(given.data, count)
-    return [(render(template, p.question), TRACE.format(solution=p.solution, answer=p.answer)) for p in problems]
+    return [(render(p.question), TRACE.format(solution=p.solution, answer=p.answer)) for p in problems]
 
 
 def batches_of(given: Namespace, tokenizer: Any) -> list[list[Pair]]:

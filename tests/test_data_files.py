@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, RowsDataConfig
-from rlreason.config.leaves import render, resource_dir, template_of
+from rlreason.config.leaves import prompt_renderer, resource_dir
 from rlreason.config.rules import wrong_values
 from rlreason.data import prepare
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
@@ -205,7 +205,7 @@ def load(tmp_path, grader):
 
 
 def fill(question: str) -> str:
-    return render(template_of("r1_zero.prompt"), question)
+    return prompt_renderer("r1_zero.prompt")(question)
 
 
 def problems_of(n: int) -> list[Problem]:

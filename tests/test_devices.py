@@ -18,14 +18,14 @@ from rlreason.config.model import PretrainedModelConfig
 from rlreason.config.rules import complaints
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.model.parameters import Hardware, choose_dtype, choose_types, machine_remarks, pick_device
+from rlreason.model.parameters import choose_dtype, choose_types, machine_remarks, pick_device
 from rlreason.runtime import machine
 from rlreason.sweeps.state import RunState, refuse_changed
 from rlreason.training.build import set_threads
 from rlreason.training.preflight import lacking
 from tests.run_settings import settings
 
-CPU, A100, T4 = Hardware(), Hardware("A100"), Hardware("Tesla T4", bf16=False)
+CPU, A100, T4 = machine.Device("cpu"), machine.Device("cuda", "A100"), machine.Device("cuda", "Tesla T4", bf16=False)
 HALF, FULL = torch.bfloat16, torch.float32
 
 

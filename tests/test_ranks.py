@@ -19,11 +19,11 @@ from torch.distributed import HashStore
 
 from rlreason import load_run
 from rlreason.errors import ConfigError, EngineError
-from rlreason.model.parameters import Hardware, choose_dtype, materialize, skeleton_of
+from rlreason.model.parameters import choose_dtype, materialize, skeleton_of
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.records.reader import read_status
 from rlreason.runtime import signals
-from rlreason.runtime.machine import Place, place_of, world_of
+from rlreason.runtime.machine import Device, Place, place_of, world_of
 from rlreason.training import distributed
 from rlreason.training.build import frozen_copy, learner_settings, make_policy, set_trained
 from rlreason.training.distributed import Ranks, make_ranked_learner
@@ -105,7 +105,7 @@ def said_by(ranks: list[Started]) -> list[str]:
 def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokenizer, tmp_path, forked_ranks, case):
     tied, words = CASES[case]
     run, _ = run_of(*WORDS, *words)
-    products = choose_dtype(run.model.dtype, Hardware())
+    products = choose_dtype(run.model.dtype, Device("cpu"))
     policy = grouped_policy(tokenizer, tied, products, run.model.head, spread="parallel=shard" in words)
     set_trained(run.model, policy, run.seed)
     alone = Learner(policy.copy(), **learner_settings(run))

@@ -185,7 +185,7 @@ def test_cases(rates: Path):
     assert 1 <= len(cases) <= 4
     for shown in (shown for case in cases for shown in case.steps.values()):
         assert {one["setting"] for one in shown} <= {"1", "2", "3"}
-        assert all(one["text"].endswith(f" {700 - sections.LONGEST_RESPONSE} more characters") for one in shown)
+        assert all(f"[... {700 - sections.LONGEST_RESPONSE} characters ...]" in one["text"] for one in shown)
         assert all(one["where"].startswith(f"lr={one['setting']},seed=0/evals/step_000") for one in shown)
 
 

@@ -66,43 +66,34 @@ def newest(
 
 
 def entry_of(folder: Path) -> dict[str, Any]:
-    """Return the facts of a run or sweep for `--json`; None where one is unknown."""
+    """Return the facts of a run or sweep for `--json`; None where one is unknown.
+
+    Of a sweep: its runs that have ended, of all, and the best accuracy.
+    """
+    of: Any
+    done: int | None
     if (folder / FILE).exists():
-        return sweep_entry(folder)
-    settings = settings_of(folder)
-    run, state = (
-        RunFolder(folder, lambda _: None),
-        refreshed(RunState(folder.name, [], {}, 0), folder.parent, lambda _: None),
-    )
-    done = max((int(row["rollout_step"]) for row in run.metrics if row.get("rollout_step") is not None), default=None)
+        state = read_state(folder, lambda _: None)
+        kind, typed, status, runs = "sweep", state.command, state.status, state.runs
+        done, of = sum(run.of_its_own for run in runs), len(runs)
+        settings = next(map(settings_of, runs_in(folder)), {})
+    else:
+        reader, settings = RunFolder(folder, lambda _: None), settings_of(folder)
+        run = refreshed(RunState(folder.name, [], {}, 0), folder.parent, lambda _: None)
+        kind, typed, status, runs = "run", str(reader.provenance.get("command") or ""), run.status, [run]
+        steps = (int(row["rollout_step"]) for row in reader.metrics if row.get("rollout_step") is not None)
+        done, of = max(steps, default=None), settings.get("n_steps")
     return {
         "folder": str(folder),
-        "kind": "run",
-        "started": state.started or changed_at(folder),
-        "typed": typed_in(str(run.provenance.get("command") or "")),
-        "status": state.status,
+        "kind": kind,
+        "started": min((run.started for run in runs if run.started), default=changed_at(folder)),
+        "typed": typed.removeprefix("python -m rlreason").strip(),
+        "status": status,
         "done": done,
-        "of": settings.get("n_steps"),
-        "accuracy": state.figure,
+        "of": of,
+        "accuracy": max((run.figure for run in runs if run.figure is not None), default=None),
         "bytes": bytes_in(folder),
         "of_what": of_what(settings),
-    }
-
-
-def sweep_entry(folder: Path) -> dict[str, Any]:
-    """Return the facts of a sweep: its runs that have ended, of all, and the best accuracy."""
-    state = read_state(folder, lambda _: None)
-    return {
-        "folder": str(folder),
-        "kind": "sweep",
-        "started": min((run.started for run in state.runs if run.started), default=changed_at(folder)),
-        "typed": typed_in(state.command),
-        "status": state.status,
-        "done": sum(run.of_its_own for run in state.runs),
-        "of": len(state.runs),
-        "accuracy": max((run.figure for run in state.runs if run.figure is not None), default=None),
-        "bytes": bytes_in(folder),
-        "of_what": of_what(next(map(settings_of, runs_in(folder)), {})),
     }
 
 
@@ -118,11 +109,6 @@ def of_what(settings: Mapping[str, Any]) -> str:
     """Return the names of a run's model and data; of discovery, its problem and the model at the endpoint."""
     names = (settings.get(key) for key in ("problem", "client.model", "model.name", "data.name"))
     return ", ".join(str(name) for name in names if name)
-
-
-def typed_in(command: str) -> str:
-    """Return the overrides of a command."""
-    return command.removeprefix("python -m rlreason").strip()
 
 
 def changed_at(folder: Path) -> str:

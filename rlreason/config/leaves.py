@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,7 +139,7 @@ def template_of(file: str) -> str:
         raise ConfigError(f"{said} is neither in {folder} ({offered}) nor a path: give one of these, or a path")
     try:
         template = path.read_text(encoding="utf-8-sig")  # an editor may begin a file with a byte-order mark
-        filled = render(template, "\0")
+        filled = template.format(question="\0")
     except (OSError, KeyError, IndexError, ValueError) as error:
         cure = "give a text in UTF-8, and double literal braces, as in \\boxed{{}}"
         raise ConfigError(f"{said} cannot be used ({error!r}): {cure}") from error
@@ -148,15 +148,7 @@ def template_of(file: str) -> str:
     return template
 
 
-def render(template: str, question: str) -> str:
-    r"""Return the prompt for one question.
-
-    >>> render("Q: {question} Use \\boxed{{}}.", "1+1? {}")
-    'Q: 1+1? {} Use \\boxed{}.'
-    """
-    return template.format(question=question)
-
-
 def prompt_renderer(file: str) -> Callable[[str], str]:
     """Return the function that fills a question into the template."""
-    return partial(render, template_of(file))
+    template = template_of(file)
+    return lambda question: template.format(question=question)

@@ -13,20 +13,6 @@ SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_thre
 TINY_CONTEXT = 512  # positions of the built-in model, for prompt and response together
 
 
-def type_of_head(head: str, engine: str, products: str) -> str:
-    """Return the dtype of the output head's operands, given `model.head`, `rollout.engine` and the dtype of products.
-
-    vLLM keeps its head's weights in the type of its products and sums in float32 (0.32, logits_processor.py; on a
-    processor it converts the rounded numbers). The in-process engine samples with the trainer's own head.
-
-    >>> type_of_head("auto", "vllm", "bfloat16"), type_of_head("auto", "hf", "bfloat16")
-    ('bfloat16', 'float32')
-    """
-    if head == "auto":
-        return products if engine == "vllm" else "float32"
-    return head
-
-
 @dataclass
 class WarmStartConfig:
     """The short SFT that gives the built-in model its habits. `steps=0` leaves it out."""

@@ -8,7 +8,8 @@ import yaml
 
 from rlreason.config.leaves import Leaf, leaves, typed_word
 from rlreason.config.run import AnyRunConfig, works_on_a_model
-from rlreason.objectives.objective import LOSS_NUMBERS, readers
+from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.objective import LOSS_NUMBERS
 from rlreason.settings import Range
 
 
@@ -81,10 +82,9 @@ def complaints(run: AnyRunConfig) -> dict[str, str]:
 _compiled: Any = cache(compile)
 #: Conditions that are not their own best words -> where a setting is read.
 WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("conditions.yaml").read_text(encoding="utf-8"))
-WORDS |= {
-    f"here.reads('{number}')": f"by {' or '.join(f'loss={name}' for name in readers(number))} only"
-    for number in LOSS_NUMBERS
-}
+for _number in LOSS_NUMBERS:
+    _losses = " or ".join(f"loss={name}" for name, loss in LOSSES.items() if _number in loss.numbers)
+    WORDS[f"here.reads('{_number}')"] = f"by {_losses} only"
 
 
 def unread(leaf: Leaf, run: Any) -> str:

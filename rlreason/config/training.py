@@ -165,8 +165,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 
     def objective(self) -> Objective:
         """The objective. Of imitation: -A log p with A = 1, so only the length norm matters."""
-        given = self.length_norm.divisor
-        constant = self.sampling.max_tokens if given is None else given
+        constant = self.length_norm.constant or self.sampling.max_tokens
         return Objective(length_norm=LengthNormConfig(self.length_norm.kind, constant))
 
     def too_few(self, there: int) -> str:

@@ -21,7 +21,7 @@ from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASID
 from rlreason.records.training_curves import picture
 from rlreason.report.content import LIGHT, counted, evenly, fenced, text
 from rlreason.runtime.files import explained, free_folder, whole
-from rlreason.runtime.statistics import LEVEL, best_of, best_of_curve, best_of_interval, holm, rank_sum_p, smallest_p
+from rlreason.runtime.statistics import LEVEL, best_of, best_of_interval, holm, rank_sum_p, smallest_p
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import shorten
 
@@ -131,7 +131,7 @@ def draw(path: Path, title: str, settings: Sequence[SeedGroup]) -> None:
             if reach > 1 and draws not in [one.draws for one in settings[:place]]:
                 ks = [1 + int(k) for k in evenly(reach, POINTS)]
                 name = shorten(f"independent draws: expected best of {len(draws)} ({setting.label})", 110)
-                ax.plot(ks, best_of_curve(draws, ks), label=name, color=LIGHT["s0"], linestyle="--")
+                ax.plot(ks, [best_of(draws, k) for k in ks], label=name, color=LIGHT["s0"], linestyle="--")
                 ax.fill_between(ks, *best_of_interval(draws, ks), color=LIGHT["s0"], alpha=0.13, linewidth=0)
             colour = LIGHT[f"s{1 + place % 7}"]
             for log in setting.logs:

@@ -8,6 +8,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.leaves import flat
 from rlreason.grading.grader import GRADER_VERSION
 from rlreason.records.files import COMPLIANCE
 from rlreason.records.reader import RunFolder
@@ -28,14 +29,9 @@ def make_protocol(parts: Mapping[str, Any]) -> Protocol:
     >>> len(one["hash"]), differences(one, two)
     (8, ['sampling.temperature: 1.0 and 0.7'])
     """
-    protocol: Protocol = {}
-    for name, part in parts.items():
-        if isinstance(part, Mapping):
-            protocol |= {f"{name}.{key}": value for key, value in part.items()}
-        else:
-            protocol[name] = part
-    text = json.dumps(protocol, sort_keys=True)
-    return {**protocol, "hash": hashlib.sha256(text.encode()).hexdigest()[:8]}
+    protocol: Protocol = flat(parts)
+    digest = hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()
+    return protocol | {"hash": digest[:8]}
 
 
 def grader_version() -> str:

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -33,10 +32,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from rlreason.config.model import TINY_CONTEXT, ModelConfig, type_of_head
+from rlreason.config.model import TINY_CONTEXT, ModelConfig
 from rlreason.errors import ConfigError
 from rlreason.model.memory import matches
-from rlreason.runtime.machine import VISIBLE, driver_gpus, why_unseen
+from rlreason.runtime.machine import VISIBLE, Device, driver_gpus, why_unseen
 from rlreason.runtime.text import first_line
 
 #: A model is text and numbers: no program that comes with it is run, and no pickle read, which would run one.
@@ -297,19 +296,11 @@ def checkpoint_layers(model: nn.Module) -> str:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """What this process can compute on."""
-
-    card: str = ""  # the GPU that torch uses; "" if none is accessible
-    bf16: bool = True  # computes bfloat16 natively
-
-
-def hardware_here() -> Hardware:
+def hardware_here() -> Device:
     """Detect this process's hardware."""
     if not torch.cuda.is_available():
-        return Hardware()
-    return Hardware(torch.cuda.get_device_name(), torch.cuda.is_bf16_supported(including_emulation=False))
+        return Device("cpu")
+    return Device("cuda", torch.cuda.get_device_name(), bf16=torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def pick_device(wanted: str = "auto") -> torch.device:
@@ -319,43 +310,45 @@ def pick_device(wanted: str = "auto") -> torch.device:
     return torch.device("mps" if wanted == "mps" else "cuda" if torch.cuda.is_available() else "cpu")
 
 
-def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") -> torch.dtype:
+def choose_dtype(name: str, hardware: Device, setting: str = "model.dtype") -> torch.dtype:
     """Return the dtype that `setting` names; `auto`: bfloat16 on a GPU that computes it natively, else float32.
 
     `ConfigError` for bfloat16 on a GPU without it: torch would compute in float32 and round.
 
-    >>> choose_dtype("auto", Hardware("H100")), choose_dtype("auto", Hardware("T4", bf16=False))
+    >>> choose_dtype("auto", Device("cuda", "H100")), choose_dtype("auto", Device("cuda", "T4", bf16=False))
     (torch.bfloat16, torch.float32)
     """
     if name == "auto":
-        return torch.bfloat16 if hardware.card and hardware.bf16 else torch.float32
-    if name == "bfloat16" and hardware.card and not hardware.bf16:
+        return torch.bfloat16 if hardware.kind == "cuda" and hardware.bf16 else torch.float32
+    if name == "bfloat16" and hardware.kind == "cuda" and not hardware.bf16:
         raise ConfigError(
-            f"{setting}=bfloat16: {hardware.card} has no bfloat16: set {setting}=float32 (model.dtype=float16 "
+            f"{setting}=bfloat16: {hardware.name} has no bfloat16: set {setting}=float32 (model.dtype=float16 "
             "is faster), or choose a GPU of compute capability 8.0 or more (Ampere: A100, A10, RTX 30)"
         )
     return DTYPES[name]
 
 
-def choose_types(model: ModelConfig, engine: str, hardware: Hardware) -> tuple[torch.dtype, torch.dtype]:
+def choose_types(model: ModelConfig, engine: str, hardware: Device) -> tuple[torch.dtype, torch.dtype]:
     """Return (dtype of matrix products, dtype of the output head's operands) of a run that samples by `engine`.
 
     `ConfigError` if they are unavailable here.
     """
     weights = choose_dtype(model.weights, hardware, "model.weights")
     products = choose_dtype(model.dtype, hardware) if weights == torch.float32 else weights
-    head = type_of_head(model.head, engine, str(products).removeprefix("torch."))
+    head = model.head
+    if head == "auto":  # vLLM's head has the type of its products, and sums in float32 (0.32, logits_processor.py)
+        head = str(products).removeprefix("torch.") if engine == "vllm" else "float32"
     return products, choose_dtype(head, hardware, "model.head")
 
 
-def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
+def machine_remarks(model: ModelConfig, hardware: Device) -> list[str]:
     """Warn about a GPU that torch cannot access, or one without bfloat16."""
-    if not hardware.card:
+    if hardware.kind == "cpu":
         unseen = why_unseen(driver_gpus(), os.environ.get(VISIBLE), str(torch.__version__), torch.version.cuda)
         return ["! " + ": ".join(unseen)] if unseen else []
     if hardware.bf16 or model.dtype != "auto" or model.weights != "float32":
         return []
-    return [f"{hardware.card} has no bfloat16: products in float32, several times slower than model.dtype=float16"]
+    return [f"{hardware.name} has no bfloat16: products in float32, several times slower than model.dtype=float16"]
 
 
 def lists_on_device(

@@ -15,15 +15,6 @@ RANGES = {key: limits for loss in LOSSES.values() for key, limits in loss.ranges
 LOSS_NUMBERS = tuple(RANGES)
 
 
-def readers(number: str) -> list[str]:
-    """The losses with this number.
-
-    >>> readers("cliprange_low")
-    ['grpo_clip', 'gspo']
-    """
-    return [name for name, loss in LOSSES.items() if number in loss.numbers]
-
-
 @dataclass
 class ChosenLoss:
     """A loss by name, and both sides of its clip range at once. `LossConfig` adds the numbers of all losses."""
@@ -90,11 +81,6 @@ class LengthNormConfig:
     constant: float | None = number(
         None, above=0, doc="tokens to divide by; null: sampling.max_tokens", only_if="here.kind == 'constant'"
     )
-
-    @property
-    def divisor(self) -> float | None:
-        """The constant, in tokens, if this norm has one that is set."""
-        return self.constant if self.kind == "constant" else None
 
 
 @dataclass
@@ -179,8 +165,7 @@ class Objective:
     @property
     def length_constant(self) -> float | None:
         """The divisor of length_norm=constant, in tokens."""
-        given = self.length_norm.divisor
-        return self.longest_response if given is None else given
+        return self.length_norm.constant or self.longest_response
 
     @property
     def overlong_limits(self) -> dict[str, int]:

@@ -178,9 +178,6 @@ def each_line(path: Path, say: Note, needed: Sequence[str] = ()) -> Iterator[tup
         say(f"{path}: left out {len(broken)} of its lines: {broken[0]}")
 
 
-FORMAT = 2  # version of the contents of a checkpoint
-
-
 def name_of(steps: int, updates: int, evaluations: int) -> str:
     """Return the name of a checkpoint after this many steps, updates and evaluations.
 
@@ -199,7 +196,7 @@ def write_checkpoint(folder: Path, name: str, state: dict[str, Any], write: Call
     with whole(path) as partial:
         partial.mkdir(parents=True)
         write(partial)
-        write_whole(partial / STATE, json.dumps({"format": FORMAT, **state}))
+        write_whole(partial / STATE, json.dumps(state))
         files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
         listed = {str(file.relative_to(partial)): (file.stat().st_size, digest(file)) for file in files}
         write_json(partial / MANIFEST, listed, 1)
@@ -239,11 +236,6 @@ def checkpoint_fault(path: Path) -> str:
     except (OSError, ValueError) as error:
         return str(error)
     return ""
-
-
-def read_state(path: Path) -> Any:
-    """Read the state of the run from an intact checkpoint."""
-    return read_json(path / STATE)
 
 
 def pruned(names: list[str], accuracies: dict[str, float], keep: int) -> list[str]:

@@ -19,13 +19,14 @@ from rlreason.records.files import (
     MODEL,
     PROVENANCE,
     ROLLOUTS,
+    STATE,
     SUMMARY,
     UNFINISHED,
     Note,
     checkpoints_in,
     moments_in,
     newest_good,
-    read_state,
+    read_json,
     response_files,
     sets_of,
 )
@@ -130,7 +131,7 @@ def checkpoint_to_resume(folder: Path, config: str, say: Note) -> Path:
     `ConfigError` where none can be used, or where it has come further than `n_steps`.
     """
     checkpoint = newest_good(folder, say)
-    before, now, state = settings_in(folder), flat_text(config), read_state(checkpoint)
+    before, now, state = settings_in(folder), flat_text(config), read_json(checkpoint / STATE)
     if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
         say(f"! so far the learning rate fell towards step {before['n_steps']}, and from here on towards the new end")
     if (folder / SUMMARY).exists() and not moments_in(checkpoint):

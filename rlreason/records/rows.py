@@ -53,11 +53,6 @@ def response_row(step: int, s: Sample, problem: Problem) -> Row:
     }
 
 
-def numbered_row(sample: Sample, problem: Problem, number: int) -> Row:
-    """Return the row of a response of a job without steps, with its number among the problem's responses."""
-    return response_row(0, sample, problem) | {"sample": number}
-
-
 def grade_columns(grade: Grade) -> Row:
     """Return the fields of a row with its grade."""
     return {
@@ -130,8 +125,8 @@ class ResponseLog:
 
     def add(self, number: int, sample: Sample) -> None:
         """Append a response; `number` is its index among the responses to its problem."""
-        row = numbered_row(sample, self._problems[sample.group], number)
-        append_line(self.path, line_of(row | {"log_probs": sample.response.log_probs}))
+        row = response_row(0, sample, self._problems[sample.group])
+        append_line(self.path, line_of(row | {"sample": number, "log_probs": sample.response.log_probs}))
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import Note, line_of, opened, read_state, write_json, written
+from rlreason.records.files import Note, line_of, opened, read_json, write_json, written
 from rlreason.records.loggers import Loggers
 from rlreason.records.provenance import differences, provenance
 from rlreason.records.reader import RunFolder, read_ending, write_status
@@ -90,7 +90,7 @@ class RunWriter:
                 f"hydra.run.dir={self.folder} holds a run that began with another input ({other[0]}): put back what it "
                 "began with, or choose another folder"
             )
-        state, summary = read_state(self.checkpoint), self.folder / files.SUMMARY
+        state, summary = read_json(self.checkpoint / files.STATE), self.folder / files.SUMMARY
         if summary.exists():  # before any other change, so that the run can resume also if this start is killed
             summary.rename(self.folder / f"summary_of_{state['step']}_steps.json")
         self._describe()
@@ -113,11 +113,6 @@ class RunWriter:
         """Return how many lines the files have that grow by a line at a time."""
         growing = [self.folder / name for name in files.GROWING]
         return {path.name: path.read_bytes().count(b"\n") for path in growing if path.exists()}
-
-    @property
-    def model(self) -> Path:
-        """The folder of the run's model."""
-        return self.folder / files.MODEL
 
     def metrics(self, row: dict[str, float]) -> None:
         """Append a flat row with every counter (`rows.Counters`), and the clock's times since the row before."""

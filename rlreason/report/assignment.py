@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from rlreason.config.leaves import flat
+from rlreason.config.leaves import flat, typed_word
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, STATUS
@@ -24,10 +24,9 @@ from rlreason.report.content import TABLES, Figure, Report, Table, filled, plain
 from rlreason.report.documents import policy_of, standalone, with_own_ids
 from rlreason.report.read import read_study
 from rlreason.report.sections import accuracy_of, build_report, percent
-from rlreason.report.study import COMPARING, Setting, Study, StudyRun, half, setting_text
+from rlreason.report.study import COMPARING, Study, StudyRun, half
 from rlreason.report.verdicts import best_of
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.statistics import wilson_interval
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import FILE, read_state
@@ -90,7 +89,7 @@ class Course:
     model_name: str
     data: str
     data_name: str
-    published: Sequence[Mapping[str, str]]  # question, text (a figure, or a verdict on a setting), source
+    published: Sequence[Mapping[str, str]]  # question, text source
     lacks: str = ""
 
     def is_of(self, settings: Mapping[str, Any]) -> bool:
@@ -119,7 +118,7 @@ def plain(value: Any) -> str:
     """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:g}"
-    return setting_text(value).removesuffix(REHEARSED)
+    return typed_word(value).removesuffix(REHEARSED)
 
 
 # ---- runs ----
@@ -294,7 +293,7 @@ def _lines(part: str, **values: Any) -> list[str]:
 
 def _shown(question: Question, read: Found, course: Course) -> Shown:
     study, best = read.study, best_of(read.study)
-    fair = interval_of(best, half(study.settings, COMPARING) if len(study.settings) > 1 else None)
+    fair = accuracy_of(best, half(study.settings, COMPARING) if len(study.settings) > 1 else None)
     reached = "cannot tell"
     if fair is not None and question.bar is not None and not fair[1] < question.bar <= fair[2]:
         reached = "reached" if fair[1] >= question.bar else "not reached"
@@ -318,22 +317,6 @@ def _shown(question: Question, read: Found, course: Course) -> Shown:
     stem = f"{question.id}/{read.name}/"
     pictures = {re.sub(r"\W", "_", stem + name): figures[name] for name in question.figures if name in figures}
     return Shown(read, lines, pictures)
-
-
-def interval_of(setting: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
-    """Return (mean, low, high) of the final accuracies, within 0 to 1; None if no run has one.
-
-    The interval of the settings' table over several seeds, Wilson's over the problems of one.
-    `among`: the problems that count.
-    """
-    shares = setting.means(among)
-    if not shares:
-        return None
-    if len(shares) == 1:
-        answered = [name for final in setting.finals for name in final if among is None or name in among]
-        n = max(1, len(answered))
-        return shares[0], *wilson_interval(shares[0] * n, n)
-    return accuracy_of(setting, among)
 
 
 # ---- the document ----
@@ -386,7 +369,7 @@ def write_up_of(name: str, folder: Path) -> WriteUp:
     if course.published:
         rows = [[one["question"], one["text"], one["source"]] for one in course.published]
         note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
-        tables.append(Table("What others got", ["question", "figure or direction", "source"], rows, note=note))
+        tables.append(Table("What others got", ["question", "figure", "source"], rows, note=note))
     used = list({shown.read.path: shown.read for section in sections for shown in section.shown}.values())
     lead = filled(
         "writeup_lead.txt.j2",

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlreason.config.leaves import typed_word
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.content import Verdict
 from rlreason.report.read import differing_keys, read_study, study_of_results
 from rlreason.report.sections import health_of, warnings_of
-from rlreason.report.study import COMPARING, Setting, Study, half, setting_text
+from rlreason.report.study import COMPARING, Setting, Study, half
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, verdicts_of
 from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few
@@ -131,7 +132,7 @@ def compared_study(paths: Sequence[Path]) -> Study:
     configs = [study.runs[0].settings for study in others]
     names = [side.label for side, of_file in zip(sides, results, strict=True) if of_file is None]
     differing = [
-        f"{key} ({', '.join(f'{setting_text(c.get(key))} in {name}' for c, name in zip(configs, names, strict=True))})"
+        f"{key} ({', '.join(f'{typed_word(c.get(key))} in {name}' for c, name in zip(configs, names, strict=True))})"
         for key in differing_keys(configs)
     ]
     if differing and all(len(study.settings) == 1 for study in others):

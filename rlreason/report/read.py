@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.config.leaves import flat, resource_dir
+from rlreason.config.leaves import flat, resource_dir, typed_word
 from rlreason.errors import ConfigError, DataError
 from rlreason.health.watch import findings_of
 from rlreason.records.files import CONFIG, RESPONSES, Note, ResponseFile, sets_of
@@ -35,7 +35,6 @@ from rlreason.report.study import (
     StudyRun,
     labels_of,
     purposes,
-    setting_text,
 )
 from rlreason.runtime.text import few, shorten
 from rlreason.sweeps.state import (
@@ -242,11 +241,11 @@ def _keys_of(runs: Sequence[StudyRun]) -> list[Key]:
     """Return what distinguishes each run: the settings that differ, else the names of folders without the seed."""
     configs = [run.settings for run in runs]
     alike = [  # a stage of a chain begins with the model of its own seed
-        {name: re.sub(r"\bseed=\d+", "seed=*", setting_text(value)) for name, value in of.items()} for of in configs
+        {name: re.sub(r"\bseed=\d+", "seed=*", typed_word(value)) for name, value in of.items()} for of in configs
     ]
     for of_runs in (alike, configs):
         differing = differing_keys(of_runs)
-        keys: list[Key] = [tuple((name, setting_text(of.get(name))) for name in differing) for of in of_runs]
+        keys: list[Key] = [tuple((name, typed_word(of.get(name))) for name in differing) for of in of_runs]
         distinct = {(key, run.seed) for key, run in zip(keys, runs, strict=True)}
         if len(differing) <= MOST_KEYS and len(distinct) == len(runs):
             return keys
@@ -258,7 +257,7 @@ def _keys_of(runs: Sequence[StudyRun]) -> list[Key]:
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the settings in which configs differ, except the seed and what changes no figure."""
     names = dict.fromkeys(name for config in configs for name in config if not is_below(name, NO_SETTING))
-    return [name for name in names if len({setting_text(config.get(name)) for config in configs}) > 1]
+    return [name for name in names if len({typed_word(config.get(name)) for config in configs}) > 1]
 
 
 # ---- results of other programs ----

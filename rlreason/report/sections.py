@@ -405,11 +405,13 @@ def cases_of(study: Study) -> list[Case]:
         for line, row in rows.items():
             name = row["problem_id"]
             if name in names and label not in shown[name][step]:
-                texts[name] = shown_text(str(row.get("question"))), shown_text(str(row.get("gold")))
+                told = (row.get("question"), row.get("gold"), row["response"])
+                question, gold, text = (shorten(str(one), LONGEST_RESPONSE, "both") for one in told)
+                texts[name] = question, gold
                 shown[name][step][label] = {
                     "setting": label,
                     "outcome": OUTCOMES[category(row["outcome"], row.get("format_reward") or 0)],
-                    "text": shown_text(row["response"]),
+                    "text": text,
                     "where": f"{Path(*file.path.parts[-3:])}:{line}",
                 }
     return [
@@ -417,13 +419,3 @@ def cases_of(study: Study) -> list[Case]:
         for name, by_step in shown.items()
         if all(by_step.values())
     ]
-
-
-def shown_text(text: str) -> str:
-    """Return a text, cut where it is too long.
-
-    >>> shown_text("x" * 601)[-23:]
-    'x ... 1 more characters'
-    """
-    cut = len(text) - LONGEST_RESPONSE
-    return text[:LONGEST_RESPONSE] + (f" ... {cut:,} more characters" if cut > 0 else "")

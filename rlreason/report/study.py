@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlreason.config.leaves import typed_word
 from rlreason.evaluation.protocol import Protocol, differences
 from rlreason.health.monitors import Finding
 from rlreason.records.reader import ended_by_itself
@@ -307,7 +308,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
                 differing[part] = line
         roots = [root for part in differing for root in DECIDED_BY.get(part, ())]
         behind = [
-            f"{name}: {setting_text(first.settings.get(name))} and {setting_text(run.settings.get(name))}"
+            f"{name}: {typed_word(first.settings.get(name))} and {typed_word(run.settings.get(name))}"
             for name in {**first.settings, **run.settings}
             if is_below(name, roots) and not name.startswith((*OF_TRAINING, OF_SETS))
             if first.settings.get(name) != run.settings.get(name)
@@ -318,11 +319,6 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
     renamed = [name for name in sorted(mine.keys() & its.keys()) if mine[name].question != its[name].question]
     lines += [f"what problem {name} asks: one thing and another" for name in renamed[:1]]
     return list(dict.fromkeys(lines)), list(dict.fromkeys(intended))
-
-
-def setting_text(value: Any) -> str:
-    """Return a setting's value as typed."""
-    return "null" if value is None else str(value)
 
 
 #: Swept settings -> the parts of the protocol that they change on purpose; a name ending in a dot stands for its group.

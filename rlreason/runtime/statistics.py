@@ -137,14 +137,8 @@ def best_of(scores: Sequence[float], k: int) -> float:
     >>> best_of([0, 22, 438], 2), best_of([0, 22, 438], 3)  # (22 + 438 + 438) / 3
     (299.3333333333333, 438.0)
     """
-    return best_of_curve(scores, [k])[0]
-
-
-def best_of_curve(scores: Sequence[float], ks: Sequence[int] | None = None) -> list[float]:
-    """Return `best_of` for each of `ks`; for k = 1 .. m where None."""
-    m = len(scores)
     ordered = np.sort(np.asarray(scores, dtype=np.float64))
-    return [float(ordered @ weights_of_ranks(m, k)) for k in (range(1, m + 1) if ks is None else ks)]
+    return float(ordered @ weights_of_ranks(len(scores), k))
 
 
 def weights_of_ranks(m: int, k: int) -> Floats:

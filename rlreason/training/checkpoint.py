@@ -21,13 +21,14 @@ from rlreason.records.files import (
     CHECKPOINTS,
     MODEL,
     MOMENTS,
+    STATE,
     TENSORS,
     checkpoints_in,
     linked,
     moments_in,
     name_of,
     pruned,
-    read_state,
+    read_json,
     remove,
     write_checkpoint,
 )
@@ -99,7 +100,6 @@ class Resumable:
         began, evaluated, step = time.monotonic(), self.validation.history[-1], self.steps_done
         generators, states = random_states()
         state = {
-            "config": self.records.config,
             "step": step,
             "accuracy": evaluated.metrics["eval/accuracy"] if evaluated.step == step else None,
             "lines": self.records.lines(),
@@ -122,7 +122,7 @@ class Resumable:
         """Load the checkpoint from which the run resumes into every part."""
         path = self.records.checkpoint
         assert path is not None
-        state, tensors = read_state(path), read_tensors(path, self.policy, self.learner)
+        state, tensors = read_json(path / STATE), read_tensors(path, self.policy, self.learner)
         for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
         for grader, remembered in zip(self.components.graders.all(), state["graders"], strict=True):
@@ -140,7 +140,7 @@ class Resumable:
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints and the best one."""
         paths = {path.name: path for path in checkpoints_in(self.records.folder)}
-        accuracies = {name: read_state(path)["accuracy"] for name, path in paths.items()}
+        accuracies = {name: read_json(path / STATE)["accuracy"] for name, path in paths.items()}
         evaluated = {name: accuracy for name, accuracy in accuracies.items() if accuracy is not None}
         for old in pruned(list(paths), evaluated, keep):
             remove(paths[old])
@@ -149,10 +149,11 @@ class Resumable:
         """Save the model into `model/`, if that is wanted: as hard links if the newest checkpoint is of this step."""
         if self.run.save_model:
             with self.waiting("saving the model", "checkpoint"):
+                target = self.records.folder / MODEL
                 if (path := self.checkpoint_path()).is_dir():
-                    linked(path / MODEL, self.records.model)
+                    linked(path / MODEL, target)
                 else:
-                    self.policy.save(self.records.model)
+                    self.policy.save(target)
 
 
 def adapters(policy: Policy) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ from rlreason.health.watch import Monitors
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, EVALS, PASS_RATES, RESPONSES
-from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row, write_rows
+from rlreason.records.rows import Counters, ResponseLog, Row, response_row, write_rows
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.statistics import bootstrap_intervals, of_clusters, wilson_interval
@@ -231,7 +231,7 @@ def respond(
             prompts, rows = evaluator.prompts(scored[::n]), list[Row]()
             for place, sample in enumerate(scored):
                 number, nth = divmod(place, n)
-                row = numbered_row(sample, block[number], nth) | {"prompt": prompts[number]}
+                row = response_row(0, sample, block[number]) | {"sample": nth, "prompt": prompts[number]}
                 rows.append(row | {"log_probs": [round(log_prob, 4) for log_prob in sample.log_probs or []]})
             write(rows)
             answers.samples += map(figures_of, scored)

@@ -23,7 +23,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import PROFILE_TABLE, PROFILE_TRACE
 from rlreason.records.loggers import Loggers
 from rlreason.records.reader import time_summary
-from rlreason.records.rows import numbered_row
+from rlreason.records.rows import response_row
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
 from rlreason.training.build import Components
@@ -139,7 +139,7 @@ def print_responses(console: Console, samples: Sequence[Sample], problems: Seque
     They are those to the first of these problems, one each.
     """
     for number, (sample, problem) in enumerate(zip(samples, problems, strict=False), 1):
-        row = numbered_row(sample, problem, 0)
+        row = response_row(0, sample, problem)
         console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 
 

@@ -247,19 +247,14 @@ _CLOCK = re.compile(
 _DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
 _BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
 _BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
-_NUMBER_WORDS = """
+_ONES = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
-    eighteen nineteen twenty twenty-one twenty-two twenty-three twenty-four twenty-five twenty-six twenty-seven
-    twenty-eight twenty-nine thirty thirty-one thirty-two thirty-three thirty-four thirty-five thirty-six
-    thirty-seven thirty-eight thirty-nine forty forty-one forty-two forty-three forty-four forty-five forty-six
-    forty-seven forty-eight forty-nine fifty fifty-one fifty-two fifty-three fifty-four fifty-five fifty-six
-    fifty-seven fifty-eight fifty-nine sixty sixty-one sixty-two sixty-three sixty-four sixty-five sixty-six
-    sixty-seven sixty-eight sixty-nine seventy seventy-one seventy-two seventy-three seventy-four seventy-five
-    seventy-six seventy-seven seventy-eight seventy-nine eighty eighty-one eighty-two eighty-three eighty-four
-    eighty-five eighty-six eighty-seven eighty-eight eighty-nine ninety ninety-one ninety-two ninety-three
-    ninety-four ninety-five ninety-six ninety-seven ninety-eight ninety-nine
+    eighteen nineteen
 """
-_VALUES = {word: value for value, word in enumerate(_NUMBER_WORDS.split())}
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_NUMBERS = _ONES.split()
+_NUMBERS += [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS.split() for one in _NUMBERS[:10]]
+_VALUES = {word: value for value, word in enumerate(_NUMBERS)}
 _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
 
