@@ -28,7 +28,7 @@ from rlreason.records.reader import RunFolder  # noqa: E402
 from rlreason.records.rows import Row  # noqa: E402
 
 INK, BLUE, PALE = "#343a44", "#1f8fd6", "#9fcdee"
-SHOWN, WIDTH, STEPS = 10, 32, 5
+SHOWN, WIDTH, STEPS = 10, 16, 5
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -44,10 +44,10 @@ def last_responses(run: Path) -> dict[str, Row]:
     return {row["problem_id"]: row for row in rows.values()}
 
 
-def in_cell(text: str) -> str:
+def in_cell(text: str, width: int) -> str:
     """Return the beginning of a response, without its tags, as it can stand in a table of Markdown."""
     text = " ".join(re.sub("</?(think|answer)>", " ", text).split())
-    return html.escape(text if len(text) <= WIDTH else f"{text[:WIDTH]} …", quote=False).replace("|", "&#124;")
+    return html.escape(text if len(text) <= width else f"{text[:width].rstrip()} …", quote=False).replace("|", "&#124;")
 
 
 def told(stage: str) -> str:
@@ -66,7 +66,8 @@ def draw(
         left.errorbar(place, mean, [[min(half, mean)], [half]], fmt="o", color=INK, capsize=4, zorder=2)
         left.scatter([place] * len(values), [100 * value for value in values], color=BLUE, s=14, zorder=3)
     left.set_xticks(range(len(stages)), [told(stage) for stage in stages])
-    left.set(title="Accuracy of the last evaluation, %", ylim=(-2, 100))
+    highest = max(100 * value for values in seeds for value in values)
+    left.set(title="Accuracy of the last evaluation, %", ylim=(-2, 100 if highest > 20 else None))
     found = [row for row in table(curve) if row["setting"] == name]
     for seed in sorted({row["seed"] for row in found if row["data"] == "run"}):
         own = [
@@ -115,8 +116,8 @@ def main() -> None:
     before, after = (last_responses(runs[number][0].parent) for number in (0, -1))
     print("\n| question | before | after |\n| --- | --- | --- |")
     for problem in [problem for problem in before if problem in after][:SHOWN]:
-        cells = [f"{in_cell(one[problem]['response'])} ({one[problem]['outcome']})" for one in (before, after)]
-        print(f"| {after[problem]['question']} | {' | '.join(cells)} |")
+        row, begun = after[problem], in_cell(before[problem]["response"], WIDTH)
+        print(f"| {row['question']} | {begun} | {in_cell(row['response'], 3 * WIDTH)} ({row['outcome']}) |")
     print()
     for stage, of_stage in zip(stages, runs, strict=True):
         print(f"{stage}: " + " ".join(hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in of_stage))
