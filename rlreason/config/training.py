@@ -165,7 +165,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 
     def objective(self) -> Objective:
         """The objective. Of imitation: -A log p with A = 1, so only the length norm matters."""
-        constant = self.length_norm.constant or self.sampling.max_tokens
+        constant = self.length_norm.divisor or self.sampling.max_tokens
         return Objective(length_norm=LengthNormConfig(self.length_norm.kind, constant))
 
     def too_few(self, there: int) -> str:

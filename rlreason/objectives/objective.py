@@ -82,6 +82,11 @@ class LengthNormConfig:
         None, above=0, doc="tokens to divide by; null: sampling.max_tokens", only_if="here.kind == 'constant'"
     )
 
+    @property
+    def divisor(self) -> float | None:
+        """The constant, in tokens, if this norm has one that is set."""
+        return self.constant if self.kind == "constant" else None
+
 
 @dataclass
 class Objective:
@@ -165,7 +170,7 @@ class Objective:
     @property
     def length_constant(self) -> float | None:
         """The divisor of length_norm=constant, in tokens."""
-        return self.length_norm.constant or self.longest_response
+        return self.length_norm.divisor or self.longest_response
 
     @property
     def overlong_limits(self) -> dict[str, int]:
