@@ -89,7 +89,7 @@ class Course:
     model_name: str
     data: str
     data_name: str
-    published: Sequence[Mapping[str, str]]  # question, text source
+    published: Sequence[Mapping[str, str]]  # question, text, source
     lacks: str = ""
 
     def is_of(self, settings: Mapping[str, Any]) -> bool:
