@@ -130,6 +130,8 @@ def test_refilling_replaces_groups_without_signal_up_to_its_bound_and_until_ques
     assert len(discarded) == refilled.metrics["rollout/discarded"] >= 4 * dead
     assert not any(s.has_loss or s.advantage for s in discarded)
     assert Counter(Counter(s.group for s in refilled.samples).values()).keys() == {4}  # no question was asked twice
+    kept = list(dict.fromkeys(s.group for s in refilled.samples))[:6]  # as `inspect --gradients` reads them
+    assert set(kept) == {s.group for s in batch}
     collected = grpo(rollouts_of(0.0), problems, rounds=3).collect(1)
     assert collected.metrics["rollout/refill_rounds"] == 3
     assert len(collected.samples) == 4 * len(collected.batches[0]) == 4 * 24  # the batch keeps its size

@@ -49,6 +49,22 @@ def test_a_sweep_alone_two_settings_and_expectations(rates, cli):
         cli.printed("compare", *sides, "--expect", word, code=code)
 
 
+def test_two_sweeps_are_compared_with_the_reference_of_the_first_and_a_failed_run_with_nothing(tmp_path, cli):
+    """Bug: the setting typed first takes the reference's place, or a run that ran out of memory is a worse setting."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    sweep(one, "loss", ["a", "b"], lambda v, s: answers(s, 0.5), reference={"loss": "b"})
+    sweep(two, "loss", ["c"], lambda v, s: answers(s, 0.5), reference={"loss": "c"})
+    for folder in (*one.glob("loss=*"), *two.glob("loss=*")):
+        (folder / "config.yaml").write_text(f"{CONFIG}loss: {{loss_type: {folder.name[5]}}}\n")
+    told = cli.figures("report", one, two, "--out", tmp_path / "out")["verdicts"]
+    assert {(v["reference"], v["setting"]) for v in told} == {("loss.loss_type=b", f"loss.loss_type={v}") for v in "ac"}
+    failed = one / "loss=a,seed=1"
+    (failed / "summary.json").unlink()
+    write_status(failed, "failed")
+    (verdict,) = cli.figures("compare", one)
+    assert (verdict["seeds"], "Seed 1 of a does not enter (failed)" in verdict["sentence"]) == (3, True)
+
+
 def test_looks_count_for_two_settings_too(tmp_path, cli):
     """Bug: settings of a sweep that took looks (seed=auto), given one by one, are told apart as if it took none."""
     state = sweep(tmp_path / "s", "x", ["1", "2"], lambda v, s: answers(40 * int(v) + s, 0.4 + int(v) / 10))
@@ -88,6 +104,7 @@ def test_settings_measured_otherwise(tmp_path, cli):
     assert "sampling.temperature is 0.0 in b and 1.0 in a" in cli.refused("compare", tmp_path / "s")
     (one,) = cli.figures("compare", tmp_path / "s", code=2)
     assert (one["verdict"], one["difference"]) == ("not compared", None)
+    cli.figures("compare", tmp_path / "s", "--expect", "better", code=2)  # nothing was compared, whatever is expected
     assert cli.figures("compare", tmp_path / "p")[0]["difference"] is not None
     (tmp_path / "s/x=a,seed=0/summary.json").unlink()  # and so has no protocol
     write_status(tmp_path / "s/x=a,seed=0", "failed")
@@ -95,7 +112,7 @@ def test_settings_measured_otherwise(tmp_path, cli):
     for name in ("rel_tol", "workers"):
         ended(tmp_path / name, answers(0, 0.5), config=f"{CONFIG}grading: {{{name}: 1}}\n")
         (tmp_path / name / "summary.json").unlink()
-        write_status(tmp_path / name, "failed")
+        write_status(tmp_path / name, "interrupted")
     assert cli.figures("compare", tmp_path / "one", tmp_path / "workers")[0]["difference"] is not None
     assert "grading.rel_tol is 1 in rel_tol" in cli.refused("compare", tmp_path / "one", tmp_path / "rel_tol")
     for name, asked, digest in (("all", 200, "d1"), ("few", 64, "d2")):  # a hash says nothing: its setting does

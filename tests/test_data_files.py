@@ -12,7 +12,7 @@ from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, RowsD
 from rlreason.config.leaves import prompt_renderer, resource_dir
 from rlreason.config.rules import wrong_values
 from rlreason.data import prepare
-from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
+from rlreason.data.prompts import check_template, filter_correct, note_other_forms, trace_text, with_traces
 from rlreason.data.sources import KNOWN, fingerprint, question_hash, to_problem
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
@@ -331,6 +331,21 @@ def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
     assert re.findall(r"\d \w+", notes[0]) == ["3 of", "6 traces", "1 wrong", "1 unformatted", "1 without"]
     with pytest.raises(ConfigError, match=r"data\.response_as=solution"):
         filter_correct(problems[3:], TRACE, grader, print)
+
+
+def test_traces_and_ground_truths_in_a_form_that_earns_nothing_are_said(load, tmp_path, grader):
+    """Bug: hours of SFT on chats whose form the reward does not read, or sentences as ground truths, without a word."""
+    notes = list[str]()
+    problems = [Problem("a", "q", "4", response=r"so \boxed{4}"), Problem("b", "q", "4", response=ANSWERED.format(4))]
+    for reward, off in (("r1_zero", ["! 1 of 2"]), ("question_only", ["! 1 of 2"])):
+        notes.clear()
+        note_other_forms(problems, TRACE, reward, notes.append)
+        assert [note[:8] for note in notes] == off
+    notes.clear()
+    said = [Problem("s", "q", "Therefore, after two more days, Tom has 74 pens now."), *problems_of(2)]
+    said += [Problem("f", "q", r"\frac{\sqrt{2} + \sqrt{3} + \sqrt{5} + \sqrt{7}}{\sin 1 + \cos 2 + \tan 3}")]
+    prepare.check_ground_truths(said, grader, DataConfig(), notes.append)
+    assert [note for note in notes if "sentences (s)" in note]
 
 
 def test_ground_truths_that_cannot_be_earned_are_counted_or_dropped(grader):

@@ -54,6 +54,14 @@ def test_there_is_a_finite_row_for_every_update_and_every_row_carries_every_coun
     assert json.loads((folder / "status.json").read_text())["status"] == summary["status"] == "finished"
 
 
+def test_ratios_to_unchanged_weights_are_1_in_half_precision_too(tmp_path):
+    """Bug: old log-probabilities are rounded otherwise than new ones, and a narrow clip range cuts by chance."""
+    words = ("model.dtype=bfloat16", "loss=grpo_clip", "train_batch_size=4", "learning_rate=1e-30", "weight_decay=0")
+    run = train(*SMALL, *words, "n_steps=1", "eval_every=0", f"hydra.run.dir={tmp_path / 'run'}")
+    found = [(row["train/ratio"], row["train/approx_kl"]) for row in rows_of(run.folder, "train/loss")]
+    assert found == [(1.0, 0.0)] * 4
+
+
 def test_the_same_command_gives_the_same_numbers_and_loads_nothing_that_it_has_no_use_for(finished_run, tmp_path):
     """In a fresh Python too, which hashes texts with a seed of its own. Bug: a run waits for a library of others."""
     ((code, modules),) = loaded(tmp_path, ["loss=grpo_clip", "epochs_per_rollout=2", *SMALL, "hydra.run.dir=again"])

@@ -106,6 +106,14 @@ def test_no_live_group():
     assert (monitors.reason_to_stop()[0], monitors.counts["no_live_group"]) == ("stopped:no_live_group", 5)
 
 
+def test_a_reward_that_pays_for_no_right_answer_is_named():
+    """Bug: questions are called too hard where a reward of one's own compares text with numbers."""
+    for right, paid in ((0.25, False), (0.0, True)):
+        monitors = watching(no_live_group="stop", no_live_group_steps=1)
+        monitors.check(1, DEAD | {"rollout/right": right})
+        assert ("though 25% of the responses" in monitors.reason_to_stop()[1]) == (not paid)
+
+
 def evaluations(right, n: int, **more) -> list[dict[str, float]]:
     return [{"eval/accuracy": k / n, "eval/problems": n, **more} for k in right]
 
@@ -169,6 +177,14 @@ def test_a_diverging_run(tmp_path):
     done = rlreason(*words_of("learning_rate=1e20", "weight_decay=1e20", "entropy_coef=0.1"), cwd=tmp_path)
     told = json.loads((tmp_path / "run/status.json").read_text())
     assert (done.returncode, told["status"][:9], "lower learning_rate" in told["reason"]) == (5, "diverged:", True)
+
+
+def test_a_run_that_is_stopped_keeps_the_checkpoints_before(tmp_path):
+    """Bug: the newest checkpoint, which may be the broken one, is the only one left to go on from."""
+    words = ("monitors.no_live_group=stop", "monitors.no_live_group_steps=3", "checkpoint.every=1", "checkpoint.keep=3")
+    _, summary = trained(tmp_path / "run", *words, "n_steps=9", "eval_every=0", "prompt.reward=own_reward:all_right")
+    assert (summary["status"], summary["rollout_step"]) == ("stopped:no_live_group", 3)
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 3
 
 
 def test_a_final_evaluation_follows(tmp_path):

@@ -199,6 +199,8 @@ def test_regrading_counts_disagreements_and_writes_where_asked_and_leaves_what_i
         assert {row["previous_grade"]["path"] for row in rows} == {"of old"} != {row["path"] for row in rows}
         assert all(row["extra"] == EXTRA for row in rows)
     assert len(list((run / "rollouts").iterdir())) == 2
+    assert cli.figures("inspect", run, "--regrade", "--step", "1")["responses"] == 2
+    assert "--category" in cli.refused("inspect", run, "--regrade", "--category", "correct", "--write")
     lines = torn.read_bytes().split(b"\n")
     assert (lines[:2], lines[-1]) == ([b'{"broken', b"\0\0"], b'{"half')
 

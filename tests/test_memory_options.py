@@ -18,7 +18,7 @@ from rlreason.model.packing import pack
 from rlreason.model.parameters import add_lora, build_model, checkpoint_layers, freeze
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.objectives.objective import Objective
-from rlreason.training.build import set_trained
+from rlreason.training.build import frozen_copy, set_trained
 from rlreason.training.learner import Learner, learning_rate_at, make_optimizer
 from rlreason.types import Response, Sample
 
@@ -96,6 +96,18 @@ def test_a_copy_recomputes_with_its_own_weights(made):
     before = scores(reference)
     train(policy)
     assert scores(reference) == before != scores(policy)
+
+
+def test_a_reference_model_shares_what_adapters_leave_as_it_is(made):
+    """Bug: with LoRA a KL term takes the memory of a whole second model, or its reference moves."""
+    pytest.importorskip("peft")
+    policy = made()
+    add_lora(policy.model, 4, 8.0, None, seed=0)
+    reference, before = frozen_copy(policy), scores(policy)
+    train(policy)
+    assert scores(reference) == before != scores(policy)
+    ours, its = (dict(one.model.named_parameters()) for one in (policy, reference))
+    assert all((ours[name] is its[name]) == (not ours[name].requires_grad) for name in ours)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -197,6 +197,7 @@ def test_what_is_held_at_the_same_time(composed):
     adapters = plan(model__lora__rank=8)
     assert adapters.training["moments"] < usual.training["moments"] / 5
     assert adapters.training["weights"] == usual.training["weights"] + adapters.training["gradients"]
+    assert plan(model__lora__rank=8, **WITH_KL).training["reference model"] == adapters.training["gradients"]
 
 
 def test_an_engine_of_its_own_is_counted_where_it_is(of_vllm):

@@ -138,6 +138,9 @@ def test_the_hours_of_an_assignment_are_those_of_its_sweeps_on_that_card(cli, mo
     words = ("--gpu", "h100", "--hours", "30", "data.path=a/b")
     assert "experiment=" in cli.refused("plan", *words, "data=gsm8k", "model=olmo2_1b")
     assert "--gpu" in cli.refused("plan", "--hours", "30")
+    assert "--minutes" in cli.refused("plan", "--seeds", "4", "--runs", "3")
+    of_card = cli.figures("plan", "--seeds", "4", "--gpu", "l4")["memory"]["device"]
+    assert of_card["total"] == CARDS["l4"].gigabytes << 30
     course, sweep = course_of("cs336_2025"), "grpo_length_normalization"
     (some,) = [question for question in course.questions if question.sweeps == [sweep]]
     monkeypatch.setattr("rlreason.report.assignment.course_of", {"cs336_2025": replace(course, questions=[some])}.get)
@@ -148,14 +151,13 @@ def test_the_hours_of_an_assignment_are_those_of_its_sweeps_on_that_card(cli, mo
     assert told["memory"]["device"]["total"] == CARDS["h100"].gigabytes << 30
 
 
-def test_what_fits_has_the_most_seeds_then_the_most_steps(run):
+def test_what_fits_has_the_most_seeds():
     """Bug: fewer seeds than fit, or sweeps are said to fit that do not."""
-    rows, settings = [SweepCost("a", 2, 1.0, 2.0), SweepCost("b", 3, 2.0, 3.0)], replace(run(), n_steps=200)
-    last = {limit: fitting_sweeps(rows, limit, settings)[-1 if limit >= 10 else -2] for limit in (1, 3, 5, 10, 20, 99)}
+    rows = [SweepCost("a", 2, 1.0, 2.0), SweepCost("b", 3, 2.0, 3.0)]
+    last = {limit: fitting_sweeps(rows, limit)[-1 if limit >= 10 else -2] for limit in (1, 3, 5, 10, 20, 99)}
     assert "seed=0,1,2,3:" in last[20]
     assert "seed=0,1:" in last[10]
     assert "seed=0:" in last[5]
     assert last[99] == last[20].replace("20 hours", "99 hours")
-    assert "n_steps=100" in last[3]
-    assert "the first 1 of 2" in last[1]
-    assert "n_steps=50" in last[1]
+    assert "the first 1 of 2" in last[3]
+    assert "the first 0 of 2" in last[1]

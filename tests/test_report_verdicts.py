@@ -211,6 +211,9 @@ def test_copies():
     assert (verdict.word, verdict.outcome, "bit for bit" in verdict.sentence) == ("same", "same", True)
     run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.array([1.0, 2.0, np.nextafter(6.0, 7.0)]))}
     assert "bit for bit" not in verdict_of(study).sentence
+    for run in study.runs:  # which learned nothing at all
+        run.series = {"train/grad_norm": Series({"step": np.arange(3.0)}, np.zeros(3))}
+    assert "bit for bit" not in verdict_of(study).sentence
 
 
 def share_named(studies) -> float:

@@ -21,7 +21,7 @@ from rlreason.records.writer import rewrite_rows
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.runtime.streams import Answer, Parser, number_in, refuse_target
-from rlreason.runtime.text import shorten, visible
+from rlreason.runtime.text import few, shorten, visible
 
 EXAMPLES, CASES_SHOWN = 5, 10
 LINE = 70  # characters of a text in a line
@@ -34,7 +34,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--problem", metavar="ID", help="only the responses to this problem")
     cases_shown = f"how many cases, in the order of the file ({CASES_SHOWN})"
     parser.add_argument("-n", type=number_in(1, 10**6, int), default=CASES_SHOWN, metavar="N", help=cases_shown)
-    parser.add_argument("--step", type=int, metavar="N", help="of a training run; the newest if not given")
+    parser.add_argument("--step", type=int, metavar="N", help="of a training run (the newest; with --regrade all)")
     parser.add_argument("--set", default="", metavar="NAME", help="the responses to one of eval.sets")
     parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
@@ -51,6 +51,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Show cases, grade again, or compare objectives."""
     if arguments.set and (arguments.gradients or arguments.regrade or arguments.rollouts):
         raise ConfigError(f"--set {arguments.set} is of evaluations: leave --gradients, --regrade and --rollouts out")
+    of_cases = [f"--{name}" for name in ("category", "problem", "markdown") if getattr(arguments, name) is not None]
+    if of_cases and (arguments.gradients or arguments.regrade):
+        raise ConfigError(f"{few(of_cases)} choose cases to show: leave --gradients and --regrade out")
     if arguments.gradients:
         from rlreason.training.laboratory import compare_gradients
 
@@ -121,6 +124,8 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
     graded, files = RunGrading.of(*run.grading()), run.rollouts()
     if not files:
         raise ConfigError(f"{folder} has no {ROLLOUTS}/: only a run that saved its rollouts can be audited")
+    if arguments.step is not None:
+        files = [run.responses(arguments.step, True)]
     found = [run.rows(file, TO_REGRADE) for file in files]
     rows, place = [row for of_file in found for row in of_file.values()], files[0].path.parent
     if not rows:

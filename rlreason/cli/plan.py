@@ -27,8 +27,7 @@ from rlreason.runtime.text import duration
 from rlreason.sweeps.design import key_of
 from rlreason.sweeps.texts import power_text, problems_of
 
-#: (seeds, share of the steps) that are tried, the best first.
-SIZES = ((4, 1.0), (3, 1.0), (2, 1.0), (1, 1.0), (1, 0.5), (1, 0.25))
+SEEDS = (4, 3, 2, 1)  # that are tried
 
 
 class SweepCost(NamedTuple):
@@ -53,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
     spread = "standard deviation of a setting's accuracy over seeds, such as 0.03; without it 0.02 to 0.05 is assumed"
     parser.add_argument("--spread", type=number_in(1e-6, 1), help=spread)
     parser.add_argument("--gpu", choices=CARDS, help="a card instead of this machine; with the hours on it")
-    fit = "with --gpu and experiment=: which sweeps, seeds and steps of the assignment fit into so many hours"
+    fit = "with --gpu and experiment=: which sweeps and seeds of the assignment fit into so many hours"
     parser.add_argument("--hours", type=number, help=fit)
     runs = "for the time: how many; without it settings x seeds"
     parser.add_argument("--runs", dest="count", metavar="RUNS", type=whole, help=runs)
@@ -69,8 +68,10 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError(f"{options} are about seeds of several runs: add --seeds 4, or leave them out")
     if arguments.hours is not None and arguments.gpu is None:
         raise ConfigError(f"--hours {arguments.hours:g} is about a card: add --gpu h100, or leave it out")
+    if runs is not None and minutes is None:
+        raise ConfigError(f"--runs {runs} is for the time: add --minutes, of one run, or leave it out")
     lines, found = list[str](), dict[str, Any]()
-    if arguments.words or seeds is None:
+    if arguments.words or seeds is None or arguments.gpu is not None:
         from rlreason.training.preflight import assumed_prompt
 
         words, device, card = arguments.words, believed_device(), CARDS.get(arguments.gpu)
@@ -90,7 +91,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             if arguments.hours is not None:
                 with console.wait("composing the sweeps"):
                     rows = sweeps_of(words, outcome.work.shape.numbers, card)
-                lines += ["", *fitting_sweeps(rows, arguments.hours, run)]
+                lines += ["", *fitting_sweeps(rows, arguments.hours)]
                 found["sweeps"] = [row._asdict() for row in rows]
     if seeds is not None:
         problems, settings = problems or 1000, settings or 2
@@ -134,21 +135,18 @@ def sweeps_of(words: Sequence[str], parameters: int, card: Card) -> list[SweepCo
     return rows
 
 
-def fitting_sweeps(rows: Sequence[SweepCost], limit: float, run: RunConfig) -> list[str]:
-    """Say what fits into `limit` hours: all sweeps with the most seeds and steps, or else the first ones with least."""
+def fitting_sweeps(rows: Sequence[SweepCost], limit: float) -> list[str]:
+    """Say what fits into `limit` hours: all sweeps with the most seeds, or else the first ones with one."""
     lines = [f"{'sweep of one seed':<36}{'runs':>5}  hours"]
     lines += [f"{row.sweep:<36}{row.runs:>5}  {hours_text(row.low, row.high)}" for row in rows]
-    total = sum(row.high for row in rows)
-    for seeds, share in SIZES:
-        if seeds * share * total <= limit:
-            break
-    steps, n = int((getattr(run, "n_steps", None) or 0) * share), len(rows)
-    while n and seeds * share * sum(row.high for row in rows[:n]) > limit:
+    n, total = len(rows), sum(row.high for row in rows)
+    seeds = next((seeds for seeds in SEEDS if seeds * total <= limit), 1)
+    while n and seeds * sum(row.high for row in rows[:n]) > limit:
         n -= 1
-    used = seeds * share * sum(row.high for row in rows[:n])
+    used = seeds * sum(row.high for row in rows[:n])
     what = "all of them fit" if n == len(rows) else f"the first {n} of {len(rows)} fit"
-    with_words = f"seed={','.join(map(str, range(seeds)))}" + (f" n_steps={steps}" if share < 1 else "")
-    lines.append(f"{limit:g} hours: {what}, with {with_words}: at most {duration(3600 * used)}")
+    typed = f"seed={','.join(map(str, range(seeds)))}"
+    lines.append(f"{limit:g} hours: {what}, with {typed}: at most {duration(3600 * used)}")
     if seeds == 1:
         lines.append("one seed tells trained models apart, and no settings")
     return lines

@@ -155,7 +155,7 @@ class GRPOConfig(Objective, OnlineConfig):
 class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
 
-    split: str = choice("validation | train", "whose first eval_problems are asked")
+    split: str = choice("validation | train", "of which a fixed draw of eval_problems is asked")
 
     def rules(self) -> Iterator[str]:
         """Check that the asked split is that of one data set."""

@@ -1,6 +1,7 @@
 """Prepare the problems of a run from its `data` settings: read, split, filter, check and count them."""
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ from rlreason.config.data import (
 from rlreason.config.leaves import SPLITS, locate, prompt_renderer
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig, as_eval, naming_eval_settings, naming_set, of_set
-from rlreason.data.prompts import check_template, filter_correct, with_traces
+from rlreason.data.prompts import check_template, filter_correct, note_other_forms, with_traces
 from rlreason.data.sources import (
     GROUND_TRUTH,
     RawRow,
@@ -43,6 +44,8 @@ from rlreason.runtime.text import few, question_key, shorten
 from rlreason.types import Problem
 
 Problems = list[Problem]
+_WORD = re.compile(r"(?<![\\\w])[a-z]{2,}(?!\w)", re.I)  # of plain language
+MOST_WORDS = 6  # of an answer; longer ones are said
 Splits = tuple[Problems, Problems]  # train, validation
 Fill = Callable[[str], str]  # writes a question into a prompt
 Judges = Mapping[str, Grader]  # by the names of `eval.sets`
@@ -253,6 +256,9 @@ def check_ground_truths(
             f"({few(list(wrong), 3)}): choose data with answers, or say where they stand (data.gold, "
             "data.fields.answer, or a file of their own: data.ground_truth)"
         )
+    if prose := [p.id for p in problems if len(_WORD.findall(p.answer)) > MOST_WORDS]:
+        found = f"{len(prose)} of {len(problems)} ground truths are sentences ({few(prose)})"
+        say(f"! {found}, which only the same sentence equals: data.gold or data.fields.answer say where answers stand")
     done = "dropped" if data.bad_gold == "drop" else "cannot be earned"
     if wrong:
         ids = few([p.id for p in problems if p.id in wrong])
@@ -396,6 +402,8 @@ def load_data(
             train = by_pass_rate(train, data, Path(data.pass_rates).expanduser(), say)
         if run.reads_traces:
             train = with_traces(train, run.prompt.trace, data.bad_rows == "skip", say)
+            if judge is not None and not judge.plugin:
+                note_other_forms(train, run.prompt.trace, judge.reward, say)
         if data.filter == "correct":
             assert grader is not None
             sizes["train_before_filter"] = len(train)

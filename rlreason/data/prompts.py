@@ -9,6 +9,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
+from rlreason.grading.formats import FORMATS
 from rlreason.runtime.text import few
 from rlreason.types import Problem, Sample
 
@@ -67,6 +68,14 @@ def with_traces(problems: list[Problem], template: str, skip: bool, say: Callabl
         raise DataError(f"{found}: {cure}such rows out")
     say(f"! {found}: left out")
     return kept
+
+
+def note_other_forms(problems: list[Problem], template: str, reward: str, say: Callable[[str], None]) -> None:
+    """Count the traces in another form than the reward reads: imitated, they teach responses that earn nothing."""
+    read = FORMATS[reward].read
+    if off := sum(not read(trace_text(p, template)).formatted for p in problems):
+        cure = "data.response_as=solution fills them into prompt.trace; or choose the prompt that they answer"
+        say(f"! {off} of {len(problems)} traces have another form than {reward} reads, and teach it: {cure}")
 
 
 def filter_correct(problems: list[Problem], template: str, grader: Grader, say: Callable[[str], None]) -> list[Problem]:

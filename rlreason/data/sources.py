@@ -223,9 +223,11 @@ def to_problem(
         response, prompt = answers[0] if answers else response, None
     question = question or prompt
     if question is None:
-        raise BadRowError(f"has no text under {names['question'] + names['prompt'] + names['messages']}")
+        known = names["question"] + names["prompt"] + names["messages"]
+        raise BadRowError(f"has no text under {known}, but {few(list(row))} (name yours: data.fields.question=...)")
     if answer is None and solution is None and response is None:
-        raise BadRowError(f"has no text under {names['answer'] + names['solution'] + names['response']}")
+        known = names["answer"] + names["solution"] + names["response"]
+        raise BadRowError(f"has no text under {known}, but {few(list(row))} (name yours: data.fields.answer=...)")
     trace = solution or (response if truth_in_response else None)
     found = reference_answer(data.gold, answer, trace)
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):

@@ -10,7 +10,11 @@ from typing import NamedTuple
 THINK_TO_ANSWER = "</think> <answer>"
 OPEN, CLOSE = "<answer>", "</answer>"
 
-_NUMBER = re.compile(r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?![\w])")
+_SIGN_OF_NUMBER = r"(?:[-\u2212\u2013]\s*)?(?:\\?\$)?"  # also minus and dash
+_NUMBER = re.compile(rf"(?<![\w.]){_SIGN_OF_NUMBER}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?![\w])")
+_FORMULA = re.compile(  # what is more than its only number
+    r"\\(?!text|math|mbox)[a-z]|[\^!<>≤≥]|(?:hundred|thousand|(?:m|b|tr)illion|dozen)s?\b", re.I
+)
 _HEDGE = re.compile(r"\b(?:or|not|maybe|perhaps|possibly|either|neither|wrong|incorrect|unknown|unsure)\b|n't\b", re.I)
 _STATED = re.compile(r"(?:\b(?:is|are|equals|be)\b|[=:])\s*", re.I)
 
@@ -118,13 +122,14 @@ FORMATS = {
 def candidates(answer: str, extract: str) -> list[str]:
     """Return the texts that may state the answer, the whole text first; more than one only beyond `strict`.
 
-    With `sentence` also its only formula between dollars, or the text after its last `is`, `=` or `:`.
+    These are its only number, where it is no formula; with `sentence` also its only formula between dollars, or the
+    text after its last `is`, `=` or `:`.
     """
     if extract == "strict" or _HEDGE.search(answer):
         return [answer]
     texts = [answer]
     numbers = set(_NUMBER.findall(answer))
-    if len(numbers) == 1:
+    if len(numbers) == 1 and not _FORMULA.search(answer):
         texts += numbers
     if extract == "sentence":
         formulas = re.findall(r"\$([^$]+)\$", answer)

@@ -28,7 +28,7 @@ from rlreason.types import Grade, Outcome
 
 #: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
 #: compares the verdicts on all cases with it and says what to do when one changes.
-GRADER_VERSION = 3
+GRADER_VERSION = 4
 
 #: Of a list, any member is right.
 GroundTruth = str | int | float | list[str | int | float]

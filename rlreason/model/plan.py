@@ -145,10 +145,11 @@ def trainer_parts(work: Workload) -> tuple[Parts, Parts]:
     """
     s = work.shape
     weights = weight_bytes(s, work.weights)
+    reference = work.gradients if work.adapters and work.parallel != "shard" else weights  # of adapters alone
     held = {
         "weights": weights + (work.gradients if work.adapters else 0),
         "moments": moment_bytes(work.trained, work.gradients, work.optimizer),
-        "reference model": weights if work.reference else 0,
+        "reference model": reference if work.reference else 0,
         "first weights": work.gradients if work.restarts else 0,
     }
     if work.trained:

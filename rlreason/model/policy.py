@@ -103,10 +103,10 @@ class Policy:
         del short, part
         torch.cuda.empty_cache()  # leave it to an engine that starts next
 
-    def copy(self) -> "Policy":
-        """Copy the policy with its model; what was checked of it holds for the copy."""
+    def copy(self, shared: Iterable[nn.Parameter] = ()) -> "Policy":
+        """Copy the policy with its model, but for the shared weights; what was checked of it holds for the copy."""
         policy = copy.copy(self)
-        policy.model, policy.remarks = copy.deepcopy(self.model), []
+        policy.model, policy.remarks = copy.deepcopy(self.model, {id(weight): weight for weight in shared}), []
         return policy
 
     @property

@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         notes.append(f"Health: {health_of(study)}; rlreason health RUN lists it.")
     lines += [f"! {text}" for text in notes]
     exit_code = 0 if comparable else ConfigError.exit_code
-    if arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
+    if comparable and arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
         exit_code = NOT_AS_EXPECTED
         lines.append(f"expected {arguments.expect}: {other[0].setting} is {other[0].outcome or other[0].word!r}")
     figures = [entry(verdict, notes) for verdict in verdicts]

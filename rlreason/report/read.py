@@ -106,7 +106,7 @@ def read_answers(run: StudyRun, reader: RunFolder, files: Sequence[ResponseFile]
     """Read a run's first and last evaluation from these files, oldest first, into it."""
     if files and files[0].step == 0 and (len(files) > 1 or not run.ended):
         run.start = answers_of(files[0], reader, note)
-    if files and run.state not in (RUNNING, WAITING) and run.accuracy is None:
+    if files and run.state not in (RUNNING, WAITING, "failed") and run.accuracy is None:
         run.final = answers_of(files[-1], reader, note)
     if run.ended and run.accuracy is None:
         note(f"{run.folder} has lost the responses of its final evaluation: it is not compared")
@@ -147,7 +147,10 @@ def read_study(folders: Sequence[Path], x: str = "") -> Study:
     problems, notes = list[str](), list[str]()
     given = [_given(folder, problems.append, x) for folder in folders]
     state, runs = given[0].state, [run for one in given for run in one.runs]
-    on_purpose = list(purposes(state.axes)) if state is not None else []
+    on_purpose, heads = list(purposes(state.axes)) if state is not None else [], list[StudyRun]()
+    if given[0].is_whole and state is not None and (reference := state.reference) is not None:
+        heads = [run for run in given[0].runs if reference.items() <= dict(run.setting).items()]  # some of their keys
+        heads.sort(key=lambda run: len(run.setting))
     if not all(one.state for one in given) or len({run.folder.parent for run in runs}) > 1:  # of no sweep, or several
         on_purpose = []
         for run, key in zip(runs, _keys_of(runs), strict=True):
@@ -171,10 +174,8 @@ def read_study(folders: Sequence[Path], x: str = "") -> Study:
                 "its lead is flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for "
                 "all its settings."
             )
-    if given[0].is_whole and state is not None and (reference := state.reference) is not None:
-        of_reference = [one for one in settings if reference.items() <= dict(one.key).items()]  # some of its keys
-        head = min(of_reference, key=lambda one: len(one.key), default=settings[0])
-        settings.sort(key=lambda one: one is not head)
+    if heads:
+        settings.sort(key=lambda one: one.key != heads[0].setting)
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
     notes += [f"{looks_text(one.state)}." for one in given if one.state and one.state.looks]

@@ -40,9 +40,10 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
     ended = [one for one in before if one.name in runs and one.of_its_own]
     left, settings, seeds = len(design.runs) - len(ended), design.settings(), sorted({one.seed for one in design.runs})
     values = {axis: dict.fromkeys(r.setting[axis] for r in design.runs if axis in r.setting) for axis in design.axes}
-    compared = "each setting with each: the sweep names no reference among its values, which carry= would need"
-    if design.reference is not None:
-        compared = f"each setting with {setting_text(design.reference)}"
+    compared = f"each setting with {setting_text(design.reference or design.runs[0].setting)}"
+    if design.reference is None:
+        compared = "each setting with each" if _compares_all_pairs(run) else f"{compared}, the first"
+        compared += ": the sweep names no reference among its values, which carry= would need"
     finished = [one for one in ended if one.status in ("finished", "budget") and one.seconds]
     used = [one for one in finished if not one.shared_machine] or finished  # alone on the machine, if any was
     time = "unknown: no run like these has finished" if left else "none: every run has ended"
@@ -87,6 +88,10 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items() if line)
 
 
+def _compares_all_pairs(run: AnyRunConfig) -> bool:
+    return works_on_a_model(run) and not run.trains
+
+
 def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
     """Return the smallest difference that the sweep can show. `asked`: the problems of the runs that have ended."""
     counts = Counter(one.key for one in design.runs)
@@ -96,7 +101,7 @@ def _can_show(design: SweepState, run: AnyRunConfig, asked: int | None) -> str:
     if n == 1:
         return f"a mean over {fewest} seeds with its interval" if fewest > 1 else "one trained model"
     problems = asked or problems_of(run)
-    comparisons = n - 1 if design.reference is not None else n * (n - 1) // 2
+    comparisons = n * (n - 1) // 2 if design.reference is None and _compares_all_pairs(run) else n - 1
     text = power_text(fewest, problems, comparisons, looks=design.max_seeds > 0)
     if problems:
         text += f"; carry= and monitors.dominated read half of them, about {problems // 2}"

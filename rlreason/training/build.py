@@ -361,13 +361,18 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
     parts = components.rollouts, questions, components.sampling
     if isinstance(run, EIConfig):
         return ExpertIteration(run, *parts)
+    if run.updates_per_rollout > 1 and components.policy.compute_dtype != torch.float32:
+        components.policy.shares_prompts = False  # shared prompts round otherwise: a ratio would not begin at 1
     reference = None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy))
     return GRPO(run, *parts, components.scorer, reference)
 
 
-def frozen_copy(policy: Policy) -> Policy:
-    """Copy the policy, never to be trained; what was checked of the original holds for the copy."""
-    frozen = policy.copy()
+def frozen_copy(policy: Policy, whole: bool = False) -> Policy:
+    """Copy the policy, never to be trained; what was checked of the original holds for the copy.
+
+    Weights that are not trained are shared, as under LoRA, unless the copy is to be `whole`.
+    """
+    frozen = policy.copy(() if whole else [p for p in policy.model.parameters() if not p.requires_grad])
     frozen.model.requires_grad_(False)
     return frozen
 

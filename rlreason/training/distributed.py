@@ -26,6 +26,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlreason.config.training import TrainingConfig
+from rlreason.engines.rollouts import token_ids
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import use_fast_products
@@ -265,6 +266,13 @@ class RankedLearner(Learner):
                     if with_gradient:
                         (0 * flat.sum()).backward()
 
+    def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """Group sample indices as `Learner` does, into smaller groups where some ranks would get none."""
+        pairs = token_ids(samples)
+        share = -(-sum(len(prompt) + len(tokens) for prompt, tokens in pairs) // self.ranks.world)
+        limit = min(self.micro_batch_tokens, share)
+        return self.policy.divide(pairs, limit, self.settings.sequences_per_micro_batch())
+
     def clip(self) -> Tensor:
         """Sum the gradients of all ranks, then clip."""
         for parameter in self.parameters:
@@ -485,7 +493,7 @@ def ranked_learner(
         set_trained(run.model, policy, run.seed)
         policies = {"policy": policy}
         if getattr(run, "kl_placement", "none") != "none":
-            policies["reference"] = frozen_copy(policy)
+            policies["reference"] = frozen_copy(policy, whole=mode == "shard")
     if run.threads is None and ranks.device.type == "cpu":  # they divide the processor
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
     if mode == "replicate":

@@ -55,7 +55,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.statistics import bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.text import few
-from rlreason.training.build import Components, build_components, start_records
+from rlreason.training.build import Components, build_components, evaluation_problems, start_records
 from rlreason.training.progress import common_summary, print_accuracies, print_responses, sets_summary
 from rlreason.types import Problem, Sample, SampleFigures
 
@@ -103,7 +103,7 @@ def answered(
     evaluator, problems = components.evaluator, components.final_problems
     asks, n, grader = evaluator.settings, evaluator.settings.samples, evaluator.rollouts.grader
     if run.split == "train":
-        problems = components.train_problems[: asks.final_problems]
+        problems = evaluation_problems(asks, components.train_problems, asks.final_problems)
     console.say(f"asks       {len(problems)} {run.split} problems")
     key = "eval.data" if run.eval.data else "data"
     check_askable(problems, f"split={run.split} of {key}={asks.data.name}", key)

@@ -122,6 +122,8 @@ def read_samples(folder: RunFolder, run: GRPOConfig, step: int | None, console: 
         sample = sample_of(row)
         scores = sample.log_probs or sample.response.log_probs
         samples.append(replace(sample, log_probs=scores, old_log_probs=scores))
+    groups = list(dict.fromkeys(s.group for s in samples))[: run.questions]  # behind them, what refills replaced
+    samples = [s for s in samples if s.group in groups]
     if run.kl_placement != "none":
         console.say("making the reference model of the KL term again ...")
         train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []

@@ -137,7 +137,8 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
             console.say(f"! {reason}")
     with trainer.waiting("drawing the curves", "record"):
         draw_curves(left)
-    trainer.prune(keep=1)  # one is enough to train for more steps
+    if status in ("finished", "budget"):  # else the newest may be the broken one
+        trainer.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(folder) if status == "finished" and not run.checkpoint.keep_final else []
     settings, tokenizer = components.evaluator.settings, components.policy.tokenizer
     problems = components.final_problems if last.last else components.eval_problems

@@ -127,7 +127,7 @@ def _collections(answer: Collection, reference: Collection, settings: GradingCon
         return False
     named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, reference)]
     if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
-        if "set" in kinds or answer.label or reference.label:
+        if answer.label or reference.label or not kinds <= {"list", "()", "\\langle\\rangle"}:
             return False
     elif not agree(answer.label, reference.label):
         return False

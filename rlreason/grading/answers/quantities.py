@@ -31,6 +31,7 @@ SHORT_WORDS = words(
 )
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+SCALES |= {f"{name}s": size for name, size in SCALES.items()}
 PERCENT = words("% percent pct percents")
 CURRENCIES = pairs("$ usd  € eur  £ gbp  ¥ jpy  ₹ inr  ¢ cent  textdollar usd  texteuro eur  usd usd  eur eur  gbp gbp")
 
@@ -174,7 +175,12 @@ def _begins_unit(tokens: Sequence[Token], index: int, money: str) -> bool:
         if len(word) == 1 or not plain or any(one.kind == "letter" or one.text == "(" for one in rest):
             return False  # 18/x, 18/abc, 18/det(A)
         token, before = rest[0], token
-    name = token.text.strip()
+    name, rest = token.text.strip(), tokens[index + 1 :]
+    if token.spaced and before.kind == "number" and rest and rest[0].kind == "word" and rest[0].text not in NAMED:
+        if name == "a" and len(rest[0].text) > 2:  # 840 a week
+            return True
+        if token.kind == "word" and name in SHORT_WORDS and name not in MEANING | NAMED:  # 12 of them
+            return True
     if token.kind == "text":
         return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
     if token.kind == "sign":  # degrees follow no function: sin 45° is a number

@@ -196,11 +196,20 @@ def equation(pieces: Pieces) -> Value:
 
 
 def check_chain(values: Sequence[Value], agree: Callable[[Node, Node], bool] = same) -> None:
-    """`UnreadableError` unless all links of a chain agree with its end; only numbers and formulas form one."""
+    """`UnreadableError` unless all links of a chain agree with its end; only numbers and formulas form one.
+
+    A percent sign is a hundredth, as in 1/4 = 25%, or may be left out, as in 0.25 * 100 = 25%.
+    """
     last = values[-1]
     for value in values[:-1]:
-        if not (isinstance(value, Quantity) and isinstance(last, Quantity) and agree(value.node, last.node)):
+        if not (isinstance(value, Quantity) and isinstance(last, Quantity)):
+            raise UnreadableError
+        if not (agree(value.node, last.node) or agree(_as_share(value), _as_share(last))):
             raise UnreadableError  # a chain of values that are not equal
+
+
+def _as_share(value: Quantity) -> Node:
+    return Node("div", (value.node, number(100))) if value.percent else value.node
 
 
 def _enclosed(tokens: Sequence[Token]) -> Value | None:
