@@ -26,7 +26,6 @@ from transformers import PretrainedConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlreason.config.training import TrainingConfig
-from rlreason.engines.rollouts import token_ids
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import use_fast_products
@@ -236,6 +235,7 @@ class RankedLearner(Learner):
     ) -> None:
         """Give `policies`, this rank's by name, the weights of `whole`, the complete ones on rank 0; none elsewhere."""
         self.ranks, self.policies, self.whole = ranks, policies, whole.get("policy")
+        self.sharers = ranks.world
         for name, policy in policies.items():
             fill(ranks, policy, whole.get(name))
         super().__init__(policies["policy"], **learner_settings(run))
@@ -265,13 +265,6 @@ class RankedLearner(Learner):
                     flat, _ = self.policy.log_probs(self.policy.pack([(s.prompt_ids, s.token_ids)]), self.temperature)
                     if with_gradient:
                         (0 * flat.sum()).backward()
-
-    def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """Group sample indices as `Learner` does, into smaller groups where some ranks would get none."""
-        pairs = token_ids(samples)
-        share = -(-sum(len(prompt) + len(tokens) for prompt, tokens in pairs) // self.ranks.world)
-        limit = min(self.micro_batch_tokens, share)
-        return self.policy.divide(pairs, limit, self.settings.sequences_per_micro_batch())
 
     def clip(self) -> Tensor:
         """Sum the gradients of all ranks, then clip."""

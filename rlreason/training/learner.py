@@ -92,6 +92,8 @@ class Gradient:
 class Learner:
     """Owns the optimizer. `updates` takes all updates of a training step, `update` takes one, `gradient` none."""
 
+    sharers = 1  # that divide the micro-batches of an update among them
+
     def __init__(
         self,
         policy: Policy,
@@ -253,10 +255,14 @@ class Learner:
                 yield with_gradient, [members[i] for i in rows]
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """Group sample indices so that each forward pass stays within the limits on tokens and sequences."""
-        return self.policy.divide(
-            token_ids(samples), self.micro_batch_tokens, self.settings.sequences_per_micro_batch()
-        )
+        """Group sample indices so that each forward pass stays within the limits on tokens and sequences.
+
+        Passes are small enough for each of the sharers to get one.
+        """
+        pairs = token_ids(samples)
+        share = -(-sum(len(prompt) + len(response) for prompt, response in pairs) // self.sharers)
+        limit = min(self.micro_batch_tokens, share)
+        return self.policy.divide(pairs, limit, self.settings.sequences_per_micro_batch())
 
     def _loss(
         self,
