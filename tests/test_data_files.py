@@ -88,11 +88,14 @@ def test_rows_of_every_known_shape_fields_by_name_and_the_gold_answer_by_rule():
         assert parse({"question": "Q", "answer": answer, "solution": solution}, gold=rule).answer == gold
 
 
+NO_QUESTION = "has no text under ('question', 'problem', 'prompt', 'messages'); "
 BAD = {
     b"[" * 100_000: "is no JSON object",
     b'{"question": "caf\xe9", "answer": "1"}': "is no JSON object in UTF-8",
     b'{"question": "q"}': "has no text under ('ground_truth', 'answer'",
-    b'{"question": " ", "answer": "1"}': "has no text under ('question', 'problem'",
+    b'{"input": "q", "answer": "1"}': NO_QUESTION
+    + "its fields are input, answer: name yours with data.fields.question",
+    b'{"question": " ", "answer": "1"}': NO_QUESTION + "question is empty",
     b'["q", "a"]': "is no JSON object",
     b'{"question": "q", "answer": "work ####  "}': "has an empty ground truth",
     b'{"question": "\\ud800", "answer": "1"}': "has half a surrogate pair",

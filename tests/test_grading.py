@@ -133,8 +133,10 @@ def test_one_answer_is_read_and_compared_by_the_settings_without_a_worker():
     sentences = Grader(GradingConfig(extract="last_number", percent=False))
     assert sentences.read("</think> <answer>She sold 38 clips</answer>").candidates == ("She sold 38 clips", "38")
     assert sentences.same("She sold 38 clips today", "38")
-    for answer in ("it is \u221238 degrees", "- 38", r"5\pi", r"\sqrt{38}", "x > 38", "38!", "38 thousand"):
+    for answer in ("it is \u221238 degrees", r"-\$38", r"38\pi", r"\sqrt{38}", "x > 38", "38!", "38 thousand"):
         assert not sentences.same(answer, "38"), answer
+    for answer in ("She sold 38 clips!", "<b>38</b> clips", "the answer - 38 clips", "38 (a dozen less than Bob)"):
+        assert sentences.same(answer, "38"), answer
     assert [one.same("38%", "38") for one in (sentences, Grader())] == [False, True]
     assert not Grader().same(r"\int_0^1 x\,dx", "0.5")  # only the symbolic library could tell
     assert sentences._pool._server is None

@@ -86,6 +86,18 @@ def test_samples_without_credit_are_measured_but_cost_no_backward_pass(policy, t
     assert needing == set(range(1, len(samples), 2))
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_as_many_passes_as_there_are_ranks_to_take_them(policy, monkeypatch, shares):
+    """Bug: one rank computes a small batch while the others wait."""
+    monkeypatch.setattr(policy, "shares_prompts", shares)
+    prompt = list(range(3, 43))
+    samples = [Sample(Response(f"p{i // 8}", [i // 8, *prompt], [5] * 9, [], "", "stop"), RIGHT) for i in range(32)]
+    learner = Learner(policy, Objective(), OptimizationConfig(1e-3), micro_batch_tokens=8192)
+    assert len(learner.micro_batches(samples)) == 1
+    learner.sharers = 2
+    assert len(learner.micro_batches(samples)) == 2
+
+
 def pull(advantages, policy_log_probs):
     """-(A + 1) log pi"""
     return -(advantages + 1) * policy_log_probs

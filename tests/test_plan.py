@@ -46,6 +46,8 @@ def test_a_plan_tells_what_nobody_has_run_yet(lines):
     assert "two seeds" in lines(design(seeds=2))["can show"]
     looks = lines(dataclasses.replace(design(), max_seeds=4))["can show"]
     assert re.match(r"4 seeds: with 1024 .* below about 0.042 to 0.088 ", looks)  # by the level of the last look
+    bare = lines(dataclasses.replace(design(), reference=None))  # compared with the first, as the report does
+    assert ("learning_rate=1e-4" in bare["compared"], bare["can show"]) == (True, said["can show"])
     alone = dataclasses.replace(design(), runs=design().runs[:4])
     assert lines(alone)["can show"] == "a mean over 4 seeds with its interval"
 

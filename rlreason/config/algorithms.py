@@ -112,6 +112,11 @@ class GRPOConfig(Objective, OnlineConfig):
         return self.rollout.async_level > 0 and self.has_ratio
 
     @property
+    def scores_old(self) -> bool:
+        """Whether the trainer scores the samples before it learns from them, for ratios."""
+        return self.updates_per_rollout > 1 and not (self.rollout.async_level or self.old_from_engine)
+
+    @property
     def longest_response(self) -> int:
         return self.sampling.max_tokens
 
@@ -155,7 +160,7 @@ class GRPOConfig(Objective, OnlineConfig):
 class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
 
-    split: str = choice("validation | train", "of which a fixed draw of eval_problems is asked")
+    split: str = choice("validation | train", "the split of which a fixed draw of eval_problems is asked")
 
     def rules(self) -> Iterator[str]:
         """Check that the asked split is that of one data set."""

@@ -70,7 +70,10 @@ class CheckpointConfig:
     minutes: float | None = number(
         10.0, "most between them, within 10% of the time; null: no limit", above=0, only_if="here.every is None"
     )
-    keep: int = count(2, "so many of the newest stay, and the best; of a finished run the newest and the best")
+    keep: int = count(
+        2,
+        "so many of the newest stay, and the best; of a run that finished or spent its budget the newest and the best",
+    )
     keep_final: bool = text(False, "a finished run keeps its optimizer's moments too, for a larger n_steps later")
 
 

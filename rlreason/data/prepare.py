@@ -44,7 +44,7 @@ from rlreason.runtime.text import few, question_key, shorten
 from rlreason.types import Problem
 
 Problems = list[Problem]
-_WORD = re.compile(r"(?<![\\\w])[a-z]{2,}(?!\w)", re.I)  # of plain language
+_WORD = re.compile(r"(?<![\\\w])[a-z]{3,}(?!\w)", re.I)  # of plain language
 MOST_WORDS = 6  # of an answer; longer ones are said
 Splits = tuple[Problems, Problems]  # train, validation
 Fill = Callable[[str], str]  # writes a question into a prompt
@@ -256,7 +256,7 @@ def check_ground_truths(
             f"({few(list(wrong), 3)}): choose data with answers, or say where they stand (data.gold, "
             "data.fields.answer, or a file of their own: data.ground_truth)"
         )
-    if prose := [p.id for p in problems if len(_WORD.findall(p.answer)) > MOST_WORDS]:
+    if prose := [p.id for p in problems if len(_WORD.findall(p.answer)) > MOST_WORDS + p.answer.count(",")]:
         found = f"{len(prose)} of {len(problems)} ground truths are sentences ({few(prose)})"
         say(f"! {found}, which only the same sentence equals: data.gold or data.fields.answer say where answers stand")
     done = "dropped" if data.bad_gold == "drop" else "cannot be earned"
@@ -402,7 +402,7 @@ def load_data(
             train = by_pass_rate(train, data, Path(data.pass_rates).expanduser(), say)
         if run.reads_traces:
             train = with_traces(train, run.prompt.trace, data.bad_rows == "skip", say)
-            if judge is not None and not judge.plugin:
+            if judge is not None and not judge.plugin and data.filter == "none":  # the filter drops them
                 note_other_forms(train, run.prompt.trace, judge.reward, say)
         if data.filter == "correct":
             assert grader is not None

@@ -197,6 +197,13 @@ _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FINAL = re.compile(r"[Tt]he final answer is:?[\s$*]*(.+?)[.$*\s]*I hope it is correct")
 
 
+def _own_fields(row: Mapping[str, Any], known: Sequence[str], key: str) -> str:
+    """Return the cure of a row without text under the known fields."""
+    if known_there := [name for name in known if name in row]:
+        return f"{few(known_there)} is empty"
+    return f"its fields are {few(list(row)) or 'none'}: name yours with data.fields.{key}=NAME"
+
+
 def to_problem(
     row: Any, id: str, data: RowsDataConfig, as_solution: bool = False, truth_in_response: bool = True
 ) -> tuple[Problem, str | None]:
@@ -224,10 +231,10 @@ def to_problem(
     question = question or prompt
     if question is None:
         known = names["question"] + names["prompt"] + names["messages"]
-        raise BadRowError(f"has no text under {known}, but {few(list(row))} (name yours: data.fields.question=...)")
+        raise BadRowError(f"has no text under {known}; {_own_fields(row, known, 'question')}")
     if answer is None and solution is None and response is None:
         known = names["answer"] + names["solution"] + names["response"]
-        raise BadRowError(f"has no text under {known}, but {few(list(row))} (name yours: data.fields.answer=...)")
+        raise BadRowError(f"has no text under {known}; {_own_fields(row, known, 'answer')}")
     trace = solution or (response if truth_in_response else None)
     found = reference_answer(data.gold, answer, trace)
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):

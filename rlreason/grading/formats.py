@@ -10,10 +10,13 @@ from typing import NamedTuple
 THINK_TO_ANSWER = "</think> <answer>"
 OPEN, CLOSE = "<answer>", "</answer>"
 
-_SIGN_OF_NUMBER = r"(?:[-\u2212\u2013]\s*)?(?:\\?\$)?"  # also minus and dash
-_NUMBER = re.compile(rf"(?<![\w.]){_SIGN_OF_NUMBER}(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?![\w])")
-_FORMULA = re.compile(  # what is more than its only number
-    r"\\(?!text|math|mbox)[a-z]|[\^!<>≤≥]|(?:hundred|thousand|(?:m|b|tr)illion|dozen)s?\b", re.I
+_NUMBER = re.compile(
+    r"(?<![\w.])(?:-|\u2013|\u2212\s*)?(?:\\?\$)?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?![\w])"
+)
+_FORMULA = re.compile(  # more than its only number
+    r"\\(?!text|math|mbox)[a-z]|[\^\u221a\u2264\u2265]|\d!|(?:^|\w )[<>] ?-?\d"
+    r"|\d,? (?:hundred|thousand|(?:m|b|tr)illion|dozen)s?\b",
+    re.I,
 )
 _HEDGE = re.compile(r"\b(?:or|not|maybe|perhaps|possibly|either|neither|wrong|incorrect|unknown|unsure)\b|n't\b", re.I)
 _STATED = re.compile(r"(?:\b(?:is|are|equals|be)\b|[=:])\s*", re.I)

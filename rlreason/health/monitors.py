@@ -208,7 +208,7 @@ def _no_live_group(seen: Observation) -> Found:
     if seen.group_size < 2 or seen.value("reward/frac_reward_zero_std") < 1:
         return None
     row = in_a_row(seen.history["reward/frac_reward_zero_std"], lambda dead: dead >= 1)
-    if (right := seen.value("rollout/right")) and not seen.value("reward/mean"):
+    if (right := seen.value("rollout/right")) >= FEWEST_RIGHT and not seen.value("reward/mean"):
         return found("no_live_group: unpaid", {"right": right, "steps": row})
     return {"reward": seen.value("reward/mean"), "steps": row}
 
@@ -220,7 +220,7 @@ def _zero_reward(seen: Observation) -> Found:
     is_zero = seen.value("reward/mean", math.nan) == 0 and seen.value("reward/frac_reward_zero_std", 1.0) >= 1
     if not is_zero or row < seen.limits.zero_reward_steps:
         return None
-    if right := seen.value("rollout/right"):
+    if (right := seen.value("rollout/right")) >= FEWEST_RIGHT:
         return found("zero_reward: unpaid", {"steps": row, "right": right})
     return {"steps": row, "format": seen.value("reward/format")}
 

@@ -106,16 +106,15 @@ class GRPO(Online):
         """Add the log-probabilities that the objective needs, before any weight moves."""
         settings = self.settings
         # Samples drawn ahead are not scored, because the weights are moving by then: only the engine has their numbers.
-        measured = settings.updates_per_rollout > 1 and not (settings.rollout.async_level or settings.old_from_engine)
         with self.rollouts.clock.phase("score"):
             if self.reference:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
                 scores = self.reference.log_probs(token_ids(samples))
                 samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
-            if measured or settings.kl_placement == "reward":
+            if settings.scores_old or settings.kl_placement == "reward":
                 samples = score_samples(samples, self.scorer)
         if settings.old_from_engine:
             return [replace(s, old_log_probs=s.response.log_probs) for s in samples]
-        return [replace(s, old_log_probs=s.log_probs) for s in samples] if measured else samples
+        return [replace(s, old_log_probs=s.log_probs) for s in samples] if settings.scores_old else samples
 
 
 def few_questions(drawn: int, wanted: int) -> dict[str, str]:

@@ -361,7 +361,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
     parts = components.rollouts, questions, components.sampling
     if isinstance(run, EIConfig):
         return ExpertIteration(run, *parts)
-    if run.updates_per_rollout > 1 and components.policy.compute_dtype != torch.float32:
+    if run.scores_old and components.policy.compute_dtype != torch.float32:
         components.policy.shares_prompts = False  # shared prompts round otherwise: a ratio would not begin at 1
     reference = None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy))
     return GRPO(run, *parts, components.scorer, reference)

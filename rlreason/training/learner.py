@@ -257,10 +257,15 @@ class Learner:
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Group sample indices so that each forward pass stays within the limits on tokens and sequences.
 
-        Passes are small enough for each of the sharers to get one.
+        Passes are small enough for each of the sharers to get one, if there are as many samples.
         """
         pairs = token_ids(samples)
-        share = -(-sum(len(prompt) + len(response) for prompt, response in pairs) // self.sharers)
+        prompts = (
+            {tuple(prompt): prompt for prompt, _ in pairs}.values()
+            if self.policy.shares_prompts
+            else [p for p, _ in pairs]
+        )
+        share = -(-(sum(map(len, prompts)) + sum(len(response) for _, response in pairs)) // self.sharers)
         limit = min(self.micro_batch_tokens, share)
         return self.policy.divide(pairs, limit, self.settings.sequences_per_micro_batch())
 

@@ -127,7 +127,10 @@ def _collections(answer: Collection, reference: Collection, settings: GradingCon
         return False
     named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, reference)]
     if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
-        if answer.label or reference.label or not kinds <= {"list", "()", "\\langle\\rangle"}:
+        bare, other = (reference, answer) if named[0] else (answer, reference)
+        if answer.label or reference.label or "set" in kinds:
+            return False
+        if bare.kind not in ("list", "()", "\\langle\\rangle", other.kind):  # an interval
             return False
     elif not agree(answer.label, reference.label):
         return False

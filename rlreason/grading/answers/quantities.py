@@ -31,7 +31,7 @@ SHORT_WORDS = words(
 )
 
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-SCALES |= {f"{name}s": size for name, size in SCALES.items()}
+SCALES |= {f"{name}s": SCALES[name] for name in ("dozen", "thousand", "million", "billion", "trillion")}
 PERCENT = words("% percent pct percents")
 CURRENCIES = pairs("$ usd  € eur  £ gbp  ¥ jpy  ₹ inr  ¢ cent  textdollar usd  texteuro eur  usd usd  eur eur  gbp gbp")
 
@@ -176,11 +176,10 @@ def _begins_unit(tokens: Sequence[Token], index: int, money: str) -> bool:
             return False  # 18/x, 18/abc, 18/det(A)
         token, before = rest[0], token
     name, rest = token.text.strip(), tokens[index + 1 :]
-    if token.spaced and before.kind == "number" and rest and rest[0].kind == "word" and rest[0].text not in NAMED:
-        if name == "a" and len(rest[0].text) > 2:  # 840 a week
-            return True
-        if token.kind == "word" and name in SHORT_WORDS and name not in MEANING | NAMED:  # 12 of them
-            return True
+    is_short = name == "a" or (token.kind == "word" and name in SHORT_WORDS and name not in MEANING | NAMED)
+    is_behind = token.spaced and (before.kind == "number" or before.text in ("}", ")"))
+    if is_short and is_behind and rest and _is_plain(rest[0]):
+        return True  # 840 a week, 12 of them
     if token.kind == "text":
         return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
     if token.kind == "sign":  # degrees follow no function: sin 45° is a number
@@ -188,6 +187,13 @@ def _begins_unit(tokens: Sequence[Token], index: int, money: str) -> bool:
     if token.kind == "word":
         return name.casefold() not in NAMED and is_word(name)
     return token.kind == "letter" and token.spaced and name in LETTER_UNITS and before.kind == "number"
+
+
+def _is_plain(token: Token) -> bool:
+    """Whether a token is a word of plain language, without a meaning of its own, but for `a dozen`."""
+    name = token.text.casefold()
+    named = NAMED | (SCALES.keys() - {"dozen"}) | PERCENT | {"times"}
+    return token.kind == "word" and name not in named and (is_word(name) or name == "us")
 
 
 def _is_unit(tail: Sequence[Token]) -> bool:

@@ -200,16 +200,14 @@ def check_chain(values: Sequence[Value], agree: Callable[[Node, Node], bool] = s
 
     A percent sign is a hundredth, as in 1/4 = 25%, or may be left out, as in 0.25 * 100 = 25%.
     """
-    last = values[-1]
-    for value in values[:-1]:
-        if not (isinstance(value, Quantity) and isinstance(last, Quantity)):
-            raise UnreadableError
-        if not (agree(value.node, last.node) or agree(_as_share(value), _as_share(last))):
-            raise UnreadableError  # a chain of values that are not equal
-
-
-def _as_share(value: Quantity) -> Node:
-    return Node("div", (value.node, number(100))) if value.percent else value.node
+    found = [value for value in values if isinstance(value, Quantity)]
+    if len(found) < len(values):
+        raise UnreadableError
+    readings = [[one.node for one in found]]
+    if any(one.percent for one in found):
+        readings.append([Node("div", (one.node, number(100))) if one.percent else one.node for one in found])
+    if not any(all(agree(node, last) for node in nodes) for *nodes, last in readings):
+        raise UnreadableError  # a chain of values that are not equal
 
 
 def _enclosed(tokens: Sequence[Token]) -> Value | None:
