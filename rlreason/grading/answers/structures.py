@@ -200,6 +200,8 @@ def check_chain(values: Sequence[Value], agree: Callable[[Node, Node], bool] = s
 
     A percent sign is a hundredth, as in 1/4 = 25%, or may be left out, as in 0.25 * 100 = 25%.
     """
+    if len(values) < 2:
+        return
     found = [value for value in values if isinstance(value, Quantity)]
     if len(found) < len(values):
         raise UnreadableError
