@@ -336,15 +336,13 @@ def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
         filter_correct(problems[3:], TRACE, grader, print)
 
 
-def test_traces_and_ground_truths_in_a_form_that_earns_nothing_are_said(load, tmp_path, grader):
+def test_traces_and_ground_truths_in_a_form_that_earns_nothing_are_said(grader):
     """Bug: hours of SFT on chats whose form the reward does not read, or sentences as ground truths, without a word."""
     notes = list[str]()
     problems = [Problem("a", "q", "4", response=r"so \boxed{4}"), Problem("b", "q", "4", response=ANSWERED.format(4))]
-    for reward, off in (("r1_zero", ["! 1 of 2"]), ("question_only", ["! 1 of 2"])):
-        notes.clear()
-        note_other_forms(problems, TRACE, reward, notes.append)
-        assert [note[:8] for note in notes] == off
-    notes.clear()
+    note_other_forms(problems, TRACE, "r1_zero", notes.append)
+    note_other_forms(problems[1:], TRACE, "r1_zero", notes.append)
+    assert [note.startswith("! 1 of 2") for note in notes] == [True]
     said = [Problem("s", "q", "Therefore, after two more days, Tom has 74 pens now."), *problems_of(2)]
     said += [Problem("f", "q", r"\frac{\sqrt{2} + \sqrt{3} + \sqrt{5} + \sqrt{7}}{\sin 1 + \cos 2 + \tan 3}")]
     prepare.check_ground_truths(said, grader, DataConfig(), notes.append)

@@ -44,11 +44,11 @@ from rlreason.runtime.text import few, question_key, shorten
 from rlreason.types import Problem
 
 Problems = list[Problem]
-_WORD = re.compile(r"(?<![\\\w])[a-z]{3,}(?!\w)", re.I)  # of plain language
-MOST_WORDS = 6  # of an answer; longer ones are said
 Splits = tuple[Problems, Problems]  # train, validation
 Fill = Callable[[str], str]  # writes a question into a prompt
 Judges = Mapping[str, Grader]  # by the names of `eval.sets`
+_WORD = re.compile(r"(?<![\\\w])[a-z]{3,}(?!\w)", re.I)  # of plain language
+MOST_WORDS = 6  # of a ground truth; beyond them it is a sentence
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -197,11 +197,12 @@ _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FINAL = re.compile(r"[Tt]he final answer is:?[\s$*]*(.+?)[.$*\s]*I hope it is correct")
 
 
-def _own_fields(row: Mapping[str, Any], known: Sequence[str], key: str) -> str:
-    """Return the cure of a row without text under the known fields."""
+def _without_text(row: Mapping[str, Any], known: Sequence[str], key: str) -> BadRowError:
+    """Return the error of a row without text under the known fields, and what it has instead."""
+    instead = f"its fields are {few(list(row)) or 'none'}: name yours with data.fields.{key}=NAME"
     if known_there := [name for name in known if name in row]:
-        return f"{few(known_there)} is empty"
-    return f"its fields are {few(list(row)) or 'none'}: name yours with data.fields.{key}=NAME"
+        instead = f"{few(known_there)} is empty"
+    return BadRowError(f"has no text under {known}; {instead}")
 
 
 def to_problem(
@@ -230,11 +231,9 @@ def to_problem(
         response, prompt = answers[0] if answers else response, None
     question = question or prompt
     if question is None:
-        known = names["question"] + names["prompt"] + names["messages"]
-        raise BadRowError(f"has no text under {known}; {_own_fields(row, known, 'question')}")
+        raise _without_text(row, names["question"] + names["prompt"] + names["messages"], "question")
     if answer is None and solution is None and response is None:
-        known = names["answer"] + names["solution"] + names["response"]
-        raise BadRowError(f"has no text under {known}; {_own_fields(row, known, 'answer')}")
+        raise _without_text(row, names["answer"] + names["solution"] + names["response"], "answer")
     trace = solution or (response if truth_in_response else None)
     found = reference_answer(data.gold, answer, trace)
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):

@@ -220,11 +220,14 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
     )
 
 
-def divide(pairs: Sequence[Pair], budget: int, max_rows: int | None, share_prompts: bool) -> list[list[int]]:
+def divide(
+    pairs: Sequence[Pair], budget: int, max_rows: int | None, share_prompts: bool, sharers: int = 1
+) -> list[list[int]]:
     """Divide pairs, by number, into bins of at most `budget` tokens (and `max_rows` pairs), keeping prompts together.
 
     With `share_prompts` a prompt counts once for its neighbours; a group that does not fit into a bin is split, and its
-    prompt counts again. A pair larger than the budget gets its own bin. The result depends on prompts and sizes only,
+    prompt counts again. A pair larger than the budget gets its own bin. A bin has at most an equal share of all tokens
+    for each of the `sharers`. The result depends on prompts and sizes only,
     so a rerun makes the same bins.
 
     >>> pairs = [([1, 2], [3] * 4), ([5], [6] * 3), ([1, 2], [4] * 4)]
@@ -234,6 +237,8 @@ def divide(pairs: Sequence[Pair], budget: int, max_rows: int | None, share_promp
     groups: dict[object, list[int]] = {}
     for i, (prompt, _) in enumerate(pairs):
         groups.setdefault(tuple(prompt) if share_prompts else i, []).append(i)
+    tokens = sum(len(pairs[first][0]) for first, *_ in groups.values()) + sum(len(response) for _, response in pairs)
+    budget = min(budget, -(-tokens // sharers))
     pieces: list[list[int]] = []
     sizes: list[int] = []
     for members in groups.values():

@@ -183,9 +183,11 @@ class Policy:
         """Pack (prompt ids, response ids) pairs into one row on the device; neighbours share a prompt if possible."""
         return pack(pairs, self.weights_device, self.shares_prompts)
 
-    def divide(self, pairs: Sequence[Pair], budget: int, max_rows: int | None = None) -> list[list[int]]:
+    def divide(
+        self, pairs: Sequence[Pair], budget: int, max_rows: int | None = None, sharers: int = 1
+    ) -> list[list[int]]:
         """Divide the pairs, by number, into rows of at most `budget` tokens; see `packing.divide`."""
-        return divide(pairs, budget, max_rows if self.packs else 1, self.shares_prompts)
+        return divide(pairs, budget, max_rows if self.packs else 1, self.shares_prompts, sharers)
 
     def log_probs(self, batch: PackedBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every response token, both (scored,) float32, both with gradient."""

@@ -147,10 +147,11 @@ def read_study(folders: Sequence[Path], x: str = "") -> Study:
     problems, notes = list[str](), list[str]()
     given = [_given(folder, problems.append, x) for folder in folders]
     state, runs = given[0].state, [run for one in given for run in one.runs]
-    on_purpose, heads = list(purposes(state.axes)) if state is not None else [], list[StudyRun]()
+    on_purpose, head = list(purposes(state.axes)) if state is not None else [], None
     if given[0].is_whole and state is not None and (reference := state.reference) is not None:
-        heads = [run for run in given[0].runs if reference.items() <= dict(run.setting).items()]  # some of their keys
-        heads.sort(key=lambda run: len(run.setting))
+        # Found by the words that were typed, before runs of several sweeps are named by their configs.
+        like_it = [run for run in given[0].runs if reference.items() <= dict(run.setting).items()]  # some of their keys
+        head = min(like_it, key=lambda run: len(run.setting), default=None)
     if not all(one.state for one in given) or len({run.folder.parent for run in runs}) > 1:  # of no sweep, or several
         on_purpose = []
         for run, key in zip(runs, _keys_of(runs), strict=True):
@@ -174,8 +175,8 @@ def read_study(folders: Sequence[Path], x: str = "") -> Study:
                 "its lead is flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for "
                 "all its settings."
             )
-    if heads:
-        settings.sort(key=lambda one: one.key != heads[0].setting)
+    if head is not None:
+        settings.sort(key=lambda one: one.key != head.setting)
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
     notes += [f"{looks_text(one.state)}." for one in given if one.state and one.state.looks]

@@ -40,11 +40,11 @@ def plan_text(design: SweepState, folder: Path, runs: Mapping[str, AnyRunConfig]
     ended = [one for one in before if one.name in runs and one.of_its_own]
     left, settings, seeds = len(design.runs) - len(ended), design.settings(), sorted({one.seed for one in design.runs})
     values = {axis: dict.fromkeys(r.setting[axis] for r in design.runs if axis in r.setting) for axis in design.axes}
-    reference = setting_text(design.reference or design.runs[0].setting)
-    compared = f"each setting with {reference}"
-    if design.reference is None:
-        compared = f"each setting with {'each' if _compares_all_pairs(run) else f'the first, {reference}'}"
-        compared += ": the sweep names no reference among its values, which carry= would need"
+    if design.reference is not None:
+        compared = f"each setting with {setting_text(design.reference)}"
+    else:
+        other = "each" if _compares_all_pairs(run) else f"the first, {setting_text(design.runs[0].setting)}"
+        compared = f"each setting with {other}: the sweep names no reference, which carry= would need"
     finished = [one for one in ended if one.status in ("finished", "budget") and one.seconds]
     used = [one for one in finished if not one.shared_machine] or finished  # alone on the machine, if any was
     time = "unknown: no run like these has finished" if left else "none: every run has ended"

@@ -283,9 +283,9 @@ def asked_prompts(
     return prompt_ids, fitting(run, policy, "validation", problems, sizes, console)
 
 
-def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
-    """Return `count` validation problems, always the same: files may be sorted by subject, so a fixed draw of them."""
-    return validation[:count] if evaluation.data.has_stories else subset(validation, count, seed=0)
+def evaluation_problems(evaluation: EvalProtocolConfig, split: list[Problem], count: int | None) -> list[Problem]:
+    """Return `count` problems of a split, always the same: files may be sorted by subject, so a fixed draw of them."""
+    return split[:count] if evaluation.data.has_stories else subset(split, count, seed=0)
 
 
 def make_sampling(asking: Asking, policy: Policy) -> Sampling:

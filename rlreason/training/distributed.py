@@ -304,7 +304,7 @@ class RankedLearner(Learner):
     def score(self, name: str, pairs: Pairs, token_budget: int, temperature: float) -> list[TokenScores]:
         """Score under the policy of this name as its scorer alone would, each rank its share of the rows."""
         policy, rank, world = self.policies[name], self.ranks.rank, self.ranks.world
-        rows = policy.divide(pairs, token_budget)
+        rows = policy.divide(pairs, token_budget, sharers=self.sharers)
         scores = scored_rows(policy, pairs, rows[rank::world], temperature)
         if self.in_step and 0 < len(rows) % world <= rank:
             scored_rows(policy, pairs, [rows[0][:1]], temperature)

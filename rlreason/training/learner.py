@@ -259,15 +259,8 @@ class Learner:
 
         Passes are small enough for each of the sharers to get one, if there are as many samples.
         """
-        pairs = token_ids(samples)
-        prompts = (
-            {tuple(prompt): prompt for prompt, _ in pairs}.values()
-            if self.policy.shares_prompts
-            else [p for p, _ in pairs]
-        )
-        share = -(-(sum(map(len, prompts)) + sum(len(response) for _, response in pairs)) // self.sharers)
-        limit = min(self.micro_batch_tokens, share)
-        return self.policy.divide(pairs, limit, self.settings.sequences_per_micro_batch())
+        sequences = self.settings.sequences_per_micro_batch()
+        return self.policy.divide(token_ids(samples), self.micro_batch_tokens, sequences, self.sharers)
 
     def _loss(
         self,

@@ -65,6 +65,10 @@ _OF_UNITS = words("% ° ^ / * { } ( ) .")
 _BEFORE_FACTORS = words("+ - * / ^ _ (")
 
 
+_LINKING = SHORT_WORDS - MEANING - NAMED  # between a number and its unit
+_NOT_PLAIN = NAMED | (SCALES.keys() - {"dozen"}) | PERCENT | {"times"}
+
+
 MAX_WORDS = 5  # a longer text is a sentence
 
 
@@ -176,9 +180,8 @@ def _begins_unit(tokens: Sequence[Token], index: int, money: str) -> bool:
             return False  # 18/x, 18/abc, 18/det(A)
         token, before = rest[0], token
     name, rest = token.text.strip(), tokens[index + 1 :]
-    is_short = name == "a" or (token.kind == "word" and name in SHORT_WORDS and name not in MEANING | NAMED)
     is_behind = token.spaced and (before.kind == "number" or before.text in ("}", ")"))
-    if is_short and is_behind and rest and _is_plain(rest[0]):
+    if is_behind and (name == "a" or name in _LINKING) and rest and _is_plain(rest[0]):
         return True  # 840 a week, 12 of them
     if token.kind == "text":
         return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
@@ -192,8 +195,7 @@ def _begins_unit(tokens: Sequence[Token], index: int, money: str) -> bool:
 def _is_plain(token: Token) -> bool:
     """Whether a token is a word of plain language, without a meaning of its own, but for `a dozen`."""
     name = token.text.casefold()
-    named = NAMED | (SCALES.keys() - {"dozen"}) | PERCENT | {"times"}
-    return token.kind == "word" and name not in named and (is_word(name) or name == "us")
+    return token.kind == "word" and name not in _NOT_PLAIN and (is_word(name) or name == "us")
 
 
 def _is_unit(tail: Sequence[Token]) -> bool:
