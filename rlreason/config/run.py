@@ -64,6 +64,10 @@ class EvalSetConfig:
 class EvalConfig(EvalSetConfig):
     """How a model is prompted and graded, apart from how it is trained; null: as in training."""
 
+    score: bool = text(
+        True, "read responses again, for their entropies and the engine's mismatch; false: a third less time",
+        only_if="algorithm != 'best_of_n'",
+    )
     card: str | None = choice("leaderboard", "compliance.md checks a training by its rules", None, only_if="trains")
     sets: dict[str, EvalSetConfig] | None = text(
         {},
@@ -91,6 +95,7 @@ class EvalProtocolConfig:
     problems: int | None  # of the evaluations on the way; None: all
     final_problems: int | None  # of the last one, or of a job that does not train
     samples: int  # responses per problem
+    score: bool  # whether the policy reads responses again
 
 
 @dataclass
@@ -290,6 +295,7 @@ class RunConfig(AnyRunConfig):
             problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation includes these
             final_problems=last,
             samples=self.answers,
+            score=own.score or self.algorithm == "best_of_n",  # which chooses by log-probabilities
         )
 
     @property

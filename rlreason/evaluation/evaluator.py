@@ -36,6 +36,10 @@ class Evaluator:
     sampling: Sampling
     scorer: "LogProbScorer"  # at the evaluation's temperature
 
+    def scored(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples with the policy's log-probabilities and entropies, or as they are (`eval.score=false`)."""
+        return score_samples(samples, self.scorer) if self.settings.score else list(samples)
+
     def figures(
         self,
         samples: Sequence[ScoredResponse],
@@ -134,7 +138,7 @@ class Validation:
         with waits, self.counters.clock.phase("eval"):
             sampled = rollouts.sample(problems, sampling, n, PURPOSE)
             rollouts.report("measuring entropies")
-            samples = interim = score_samples(sampled, evaluator.scorer)
+            samples = interim = evaluator.scored(sampled)
             mismatches = mismatches_of(samples, sampling)
             whole = metrics = evaluator.figures(samples, mismatches, problems, step, self.monitors)
         if problems is not self.interim_problems:  # whose metrics alone are comparable over the run

@@ -42,7 +42,7 @@ HARMLESS: tuple[str, ...] = (
 #: Settings that may differ when a training run resumes, by their names or those of their groups.
 MAY_CHANGE = (
     *HARMLESS, "n_steps", "eval_every", "save_rollouts_every", "save_model", "profile", "checkpoint", "logger", "waits",
-    "monitors", "budget", "rollout.timeout_s",
+    "monitors", "budget", "rollout.timeout_s", "eval.score",
     # savings of memory that a plan suggests; the run learns the same except for rounding
     "model.gradient_checkpointing", "rollout.sleep",
 )  # fmt: skip

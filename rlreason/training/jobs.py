@@ -19,7 +19,7 @@ import numpy as np
 from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig
 from rlreason.config.run import RunConfig
 from rlreason.data.sources import question_hash
-from rlreason.engines.rollouts import SamplingProgress, score_samples
+from rlreason.engines.rollouts import SamplingProgress
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation.accuracy import (
     PURPOSE,
@@ -227,7 +227,7 @@ def respond(
                 log.samples |= {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
                 of_block = [s for p in block for s in log.samples.pop(p.id)]
                 with console.wait(f"measuring entropies of {len(of_block)} responses"):
-                    scored = score_samples(of_block, evaluator.scorer)
+                    scored = evaluator.scored(of_block)
             prompts, rows = evaluator.prompts(scored[::n]), list[Row]()
             for place, sample in enumerate(scored):
                 number, nth = divmod(place, n)
