@@ -105,6 +105,23 @@ def test_a_model_is_evaluated_by_level_and_by_two_rewards_on_data_of_its_own(tok
     assert "24 of 24" in out
 
 
+def test_responses_that_nobody_reads_again_are_the_same(tokenizer, tmp_path):
+    """Bug: `eval.score=false` draws or grades other responses, is no part of a resumed run, or is not obeyed."""
+    Policy(build_model(len(tokenizer), width=16, layers=1, init_scale=0.3, seed=1), tokenizer).save(tmp_path / "model")
+    words = ["algorithm=evaluate", "model=local", f"model.path={tmp_path / 'model'}", "sampling.max_tokens=6",
+             "threads=1", "data=stories", "data.n_train=4", "data.n_validation=4"]  # fmt: skip
+    summaries, responses = [], []
+    for name, more in (("read", []), ("left", ["eval.score=false"])):
+        start(settings(*words, *more), RunWriter(tmp_path / name, "seed: 0\n"), Console())
+        summaries.append(json.loads((tmp_path / name / "summary.json").read_text()))
+        responses.append(list(map(json.loads, (tmp_path / name / "responses.jsonl").read_text().splitlines())))
+    read, left = responses
+    assert [row["response"] for row in read] == [row["response"] for row in left]
+    assert summaries[0]["protocol"] == summaries[1]["protocol"]
+    assert all(row["entropy"] > 0 and row["log_probs"] for row in read)
+    assert not any(row.get("entropy") or row["log_probs"] for row in left)
+
+
 LEADERBOARD = {"algorithm": "grpo", "data": {"name": "math", "path": "MATH"}, "eval": {"data": None}}
 H100 = {"type": "cuda", "name": "NVIDIA H100 80GB HBM3", "count": 2}
 ORIGIN = {"model": {"parameters": PARAMETERS, "start_weights": "ab"}, "device": H100}

@@ -65,7 +65,8 @@ class EvalConfig(EvalSetConfig):
     """How a model is prompted and graded, apart from how it is trained; null: as in training."""
 
     score: bool = text(
-        True, "read responses again, for their entropies and the engine's mismatch; false: a third less time",
+        True,
+        "read responses again, for their entropies and the engine's mismatch; false saves this time",
         only_if="algorithm != 'best_of_n'",
     )
     card: str | None = choice("leaderboard", "compliance.md checks a training by its rules", None, only_if="trains")
@@ -295,7 +296,7 @@ class RunConfig(AnyRunConfig):
             problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation includes these
             final_problems=last,
             samples=self.answers,
-            score=own.score or self.algorithm == "best_of_n",  # which chooses by log-probabilities
+            score=self.algorithm == "best_of_n" or own.score,  # the former chooses by log-probabilities
         )
 
     @property
