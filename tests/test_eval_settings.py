@@ -17,6 +17,7 @@ from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.records.files import opened
+from rlreason.records.resume import HARMLESS, changed
 from rlreason.records.rows import sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.training.jobs import start
@@ -119,7 +120,9 @@ def test_responses_that_nobody_reads_again_are_the_same(tokenizer, tmp_path):
     assert [row["response"] for row in read] == [row["response"] for row in left]
     assert summaries[0]["protocol"] == summaries[1]["protocol"]
     assert all(row["entropy"] > 0 and row["log_probs"] for row in read)
-    assert not any(row.get("entropy") or row["log_probs"] for row in left)
+    assert not any(row.get("entropy") for row in left)
+    assert all(row["log_probs"] for row in left)  # the engine's
+    assert changed(*({"eval.score": score} for score in (True, False)), HARMLESS) == ""
 
 
 LEADERBOARD = {"algorithm": "grpo", "data": {"name": "math", "path": "MATH"}, "eval": {"data": None}}

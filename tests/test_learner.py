@@ -208,6 +208,23 @@ def test_kl_in_the_loss_adds_its_own_gradient_and_nothing_at_the_reference(polic
     torch.testing.assert_close(at_reference, without, atol=1e-4, rtol=1e-3)
 
 
+class Ahead(Objective):
+    """What GRPO is with rollout.async_level=1."""
+
+    samples_ahead = True
+
+
+def test_kl_of_samples_drawn_ahead_is_weighted_by_their_sampler(policy, reference):
+    """Bug: a loss without a ratio takes the KL of an older policy's samples for that of the policy."""
+    terms = {"kl_placement": "loss", "kl_estimator": "k3", "mismatch": "truncate", "mismatch_cap": 2.0}
+    samples = compared(grouped_samples(policy, reference=reference, noise=0.3))
+    samples = [replace(s, old_log_probs=None) for s in samples]
+    low, high = (gradient(policy, samples, Ahead(kl_coef=c, **terms)) for c in (0.1, 0.2))
+    scored = [replace(s, old_log_probs=s.response.log_probs) for s in samples]
+    without, wanted = (gradient(policy, scored, Objective(kl_coef=c, **terms)) for c in (0.1, 0.2))
+    close(high - low, wanted - without)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_kl_in_the_reward_is_zero_at_the_reference_and_leaves_it_to_rewards_which_groups_are_dead(
     policy, reference, estimator

@@ -161,6 +161,20 @@ def test_repeated_questions():
     assert (repeated.problems, repeated.mean, repeated.half) == pytest.approx((16, plain.mean, plain.half))
 
 
+def test_seeds_of_one_model():
+    """Bug: a second seed of evaluations, more responses of the same two models, makes their difference unclear."""
+    rng = np.random.default_rng(0)
+    a, b = ({seed: rng.random(1000) < share for seed in (0, 1)} for share in (0.5, 0.57))
+    study = answered(a=a, b=b)
+    assert verdict_of(study).outcome == "cannot tell"
+    for run in study.runs:
+        run.settings, run.summary = {"algorithm": "evaluate"}, {"weights": f"of {run.setting}"}
+    verdict = verdict_of(study)
+    assert (verdict.outcome, verdict.difference.half < 0.05, verdict.by_seed) == ("better", True, {})
+    study.runs[0].summary = {"weights": "of another model"}  # a model for each seed: of trainings
+    assert verdict_of(study).outcome == "cannot tell"
+
+
 def test_clusters():
     """Bug: a lead in one subject of five is taken for one in any other."""
     k = np.arange(200)

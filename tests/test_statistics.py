@@ -52,6 +52,16 @@ def test_the_cluster_variance_is_that_of_statsmodels():
     assert again == pytest.approx(own.wilson_interval(3, 7), abs=1e-12)
 
 
+def test_a_question_asked_often_is_worth_little_more_than_one():
+    """Bug: where clusters differ in size, the interval is as if each were worth one trial: 23% coverage, not 95%."""
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(300):
+        right = rng.random(100) < 0.5
+        low, high = own.cluster_interval([100.0 * right[0], *right[1:]], [100] + [1] * 99)
+        found += low <= 0.5 <= high
+    assert 0.6 < found / 300 < 1  # Wilson's of four trials
+
+
 def test_bootstrap_quantiles_are_those_of_all_resamples_and_columns_meet_the_same_draws():
     values = np.array([[0.0], [0.25], [0.5], [1.0]])
     means = [np.mean(chosen) for chosen in itertools.product(values[:, 0], repeat=4)]

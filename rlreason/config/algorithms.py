@@ -102,28 +102,12 @@ class GRPOConfig(Objective, OnlineConfig):
         return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
 
     @property
-    def ratio_is_one(self) -> bool:
-        """Whether each update learns from samples of the policy that it updates."""
-        return self.updates_per_rollout <= 1 and not self.rollout.async_level
-
-    @property
-    def old_from_engine(self) -> bool:
-        """Sampled ahead for a loss with a ratio: the engine's log-probabilities are the old ones."""
-        return self.rollout.async_level > 0 and self.has_ratio
-
-    @property
-    def scores_old(self) -> bool:
-        """Whether the trainer scores the samples before it learns from them, for ratios."""
-        return self.updates_per_rollout > 1 and not (self.rollout.async_level or self.old_from_engine)
+    def samples_ahead(self) -> bool:
+        return self.rollout.async_level > 0
 
     @property
     def longest_response(self) -> int:
         return self.sampling.max_tokens
-
-    @property
-    def has_mismatch_weights(self) -> bool:
-        """False if the old log-probabilities are the engine's: every weight would be 1."""
-        return not self.old_from_engine and super().has_mismatch_weights
 
     def objective(self) -> Objective:
         """Return these settings, which are an objective."""

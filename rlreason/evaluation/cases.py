@@ -251,10 +251,9 @@ def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[
         kinds = {f"eval/{name}": "all", f"eval/{name}_correct": "correct", f"eval/{name}_wrong": "others"}
         return ", ".join(f"{metrics[key]:{form}} {kind}" for key, kind in kinds.items() if key in metrics)
 
-    lines = [
-        f"length     {by_kind('length', '.1f')} (tokens); cut at {max_tokens}: {metrics['eval/truncated']:.1%}",
-        f"entropy    {by_kind('entropy', '.3f')} (nats per token)",
-    ]
+    lines = [f"length     {by_kind('length', '.1f')} (tokens); cut at {max_tokens}: {metrics['eval/truncated']:.1%}"]
+    if entropies := by_kind("entropy", ".3f"):
+        lines.append(f"entropy    {entropies} (nats per token)")
     if any(failed.values()):
         counted = ", ".join(f"{count} {name}" for name, count in failed.items() if count)
         lines.append(f"! grader   {counted}: these count as not correct (grading_incidents.jsonl)")

@@ -76,7 +76,9 @@ def _formulas(o: Objective) -> dict[str, Formula]:
     plain, latex, note = loss_named(o.loss.loss_type).formula(**o.loss.numbers())
     parts["Token loss"] = Formula(plain, latex, f"{o.loss.loss_type}; {note}")
     plain, latex, note = "none", "", "the gap between engine and trainer log-probs is not corrected"
-    if o.mismatch != "none":
+    if o.old_from_engine:
+        note = "pi_old is the engine's, so the ratio holds the gap between engine and trainer"
+    if o.has_mismatch_weights:
         cap = f"{o.mismatch_cap:g}"
         plain, latex = f"(w if w <= {cap} else 0)", rf"w_t\,[w_t \le {cap}]"
         if o.mismatch == "truncate":
@@ -102,9 +104,9 @@ def _formulas(o: Objective) -> dict[str, Formula]:
             effect = "they still count in N, so the policy gradient is unchanged"
         effect += "; KL and entropy terms of their tokens are dropped"
         parts["Zero variance"] = Formula("groups of equal rewards are skipped", "", effect)
-    on_policy = o.updates_per_rollout == 1
+    source = "on policy" if o.ratio_is_one else "off policy" + ", drawn an update ahead" * o.samples_ahead
     note = f"optimizer steps per rollout batch: {o.updates_per_rollout}; epochs_per_rollout={o.epochs_per_rollout}"
-    return parts | {"Samples": Formula("on policy" if on_policy else "off policy", "", note)}
+    return parts | {"Samples": Formula(source, "", note)}
 
 
 TEXT_WIDTH = 110  # columns

@@ -158,9 +158,29 @@ class Objective:
         return loss_named(self.loss.loss_type).has_ratio
 
     @property
+    def samples_ahead(self) -> bool:
+        """Whether a batch is sampled while the one before it is learned: its policy is an update old."""
+        return False
+
+    @property
+    def ratio_is_one(self) -> bool:
+        """Whether each update learns from samples of the policy that it updates."""
+        return self.updates_per_rollout <= 1 and not self.samples_ahead
+
+    @property
+    def old_from_engine(self) -> bool:
+        """Sampled ahead for a loss with a ratio: the engine's log-probabilities are the old ones."""
+        return self.samples_ahead and self.has_ratio
+
+    @property
+    def scores_old(self) -> bool:
+        """Whether the trainer scores the samples before it learns from them, for ratios."""
+        return self.updates_per_rollout > 1 and not self.samples_ahead
+
+    @property
     def has_mismatch_weights(self) -> bool:
-        """Whether tokens are weighted for the gap between engine and trainer."""
-        return self.mismatch != "none"
+        """Whether tokens are weighted for the gap between engine and trainer; `old_from_engine` they would be 1."""
+        return self.mismatch != "none" and not self.old_from_engine
 
     @property
     def kl_coef_of_loss(self) -> float:

@@ -82,9 +82,6 @@ def _broken_rules(o: Objective) -> Iterator[str]:
     if o.zero_variance == "skip" and baseline == "none":
         rule = "without a baseline a group of equal rewards still teaches"
         yield f"zero_variance=skip with baseline=none: {rule}; set zero_variance=keep"
-    if o.loss.loss_type == "gspo" and o.length_norm.kind == "token":
-        rule = "one ratio per sequence needs a weight per sequence, not one that grows with its length"
-        yield f"length_norm=token with loss_type=gspo: {rule}; set length_norm=masked_mean"
     placement, coef = o.kl_placement, o.kl_coef
     if placement == "none" and coef:
         yield f"kl_coef={coef}: kl_placement=none has no KL term; set kl_coef=0 or kl_placement=loss"
@@ -195,7 +192,9 @@ def equal_objectives(o: Objective) -> list[str]:
     numbers = o.loss.numbers()
     named = [f"objective={p.name}" for p in alike if p.name and p.objective.loss.numbers() == numbers]
     uneven = o.loss.loss_type == "grpo_clip" and numbers["cliprange_low"] != numbers["cliprange_high"]
-    if uneven or "dual_clip" in numbers or o.has_mismatch_weights:
+    if o.has_mismatch_weights:
+        return [f"{one} with mismatch weights" for one in named]
+    if uneven or "dual_clip" in numbers:
         return named  # the titled objectives that clip tokens do so symmetrically
     titled = [p for p in alike if p.title]
     return named + [
@@ -219,8 +218,8 @@ def differences(o: Objective) -> Iterator[str]:
         )
     yield from BASELINES[o.baseline].notes
     yield from STD_NORMS[o.std_norm].notes
-    if o.updates_per_rollout > 1 and not o.has_ratio:
+    if o.scores_old and not o.has_ratio:
         yield "The samples may be of an older policy, and this loss has no ratio: its gradient is biased."
-    if o.updates_per_rollout == 1 and o.has_ratio:
+    if o.ratio_is_one and o.has_ratio:
         yield "With one optimizer step per rollout batch no clip or cap acts: the gradient is that of -A log pi."
     yield from loss_named(o.loss.loss_type).notes

@@ -37,12 +37,12 @@ from rlreason.runtime.text import few
 #: Settings that may differ when an interrupted job resumes: they change its speed, its memory or its output.
 HARMLESS: tuple[str, ...] = (
     "threads", "log_generations", "micro_batch_tokens", "gpus", "parallel", "rollout.max_rows", "rollout.kv_cache_gb",
-    "model.check_memory",
+    "model.check_memory", "eval.score",
 )  # fmt: skip
 #: Settings that may differ when a training run resumes, by their names or those of their groups.
 MAY_CHANGE = (
     *HARMLESS, "n_steps", "eval_every", "save_rollouts_every", "save_model", "profile", "checkpoint", "logger", "waits",
-    "monitors", "budget", "rollout.timeout_s", "eval.score",
+    "monitors", "budget", "rollout.timeout_s",
     # savings of memory that a plan suggests; the run learns the same except for rounding
     "model.gradient_checkpointing", "rollout.sleep",
 )  # fmt: skip

@@ -13,7 +13,7 @@ from rlreason.report.read import read_study
 from rlreason.report.study import CHOOSING, COMPARING, Study, choosing_mean, half, unequal
 from rlreason.report.verdicts import EQUAL_WITHIN, Pairing, best_of, interval, p_text, pair, size, verdicts_of
 from rlreason.runtime.looks import UNLIKELY, chance
-from rlreason.runtime.statistics import LEVEL, PROBLEMS, SEEDS, Difference, holm
+from rlreason.runtime.statistics import LEVEL, SEEDS, Difference, holm
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few
 from rlreason.sweeps.state import FEWEST_SEEDS, FILE, SWEEPS, Key, read_state, setting_text, sweeps_named
@@ -75,7 +75,7 @@ def carry(folder: Path) -> Carried:
         choosing, comparing = (half(study.settings, which) for which in (CHOOSING, COMPARING))
         chosen = verdicts_of(replace(study, among=choosing), sets=False)[study.settings.index(best) - 1]
         [apart] = verdicts_of(replace(study, settings=[reference, best], among=comparing), sets=False)
-        takes = chosen.outcome == "better" and chosen.difference is not None and chosen.difference.over != PROBLEMS
+        takes = chosen.outcome == "better"
         text = f"keeps the default {reference.typed}: of {best.typed}, which has the largest mean: {chosen.sentence}"
         if takes:
             text = f"carries {best.typed}: {chosen.sentence} On the problems that did not choose it: {apart.sentence}"

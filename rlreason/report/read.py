@@ -70,7 +70,7 @@ def read_run(folder: Path, state: RunState, note: Note, x: str = "") -> StudyRun
             run.status, run.reason = "failed", f"its folder cannot be read: {error}"
         return run
     run.provenance, run.summary = reader.provenance, reader.summary or {}
-    run.planned_steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
+    run.planned_steps = run.settings.get("n_steps")
     run.protocol = run.summary.get("protocol") or {}
     if rows:
         names = dict.fromkeys(name for row in rows for name in row)

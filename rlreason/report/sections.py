@@ -16,7 +16,7 @@ from rlreason.records.files import EVALS, OBJECTIVE, response_files
 from rlreason.records.reader import RunFolder
 from rlreason.report.content import NONE, PLUS_MINUS, SIGNS, TABLES, Case, Report, Table, Verdict, filled
 from rlreason.report.figures import figures_of, figures_with_sets, forest_of, legend_of
-from rlreason.report.study import RUNNING, Setting, Study, clusters_of, correctness, in_common
+from rlreason.report.study import RUNNING, Setting, Study, clusters_of, correctness, in_common, sampled_again
 from rlreason.report.verdicts import (
     NO_TRAINING,
     effects_of,
@@ -295,12 +295,12 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     """Return (mean, low, high) of a setting on the problems that all its runs answered (`among` them), or None.
 
     It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
-    seed it is over problems only; it is never by clusters of them.
+    seed, or one model, it is over problems only; it is never by clusters of them.
     """
     problems = [name for name in in_common([one]) if among is None or name in among]
     if not problems:
         return None
-    [right] = correctness([one], problems)
+    [right] = sampled_again([one], correctness([one], problems))
     difference = paired_difference(np.stack(list(right.values())))  # of (seeds, questions)
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 

@@ -273,6 +273,17 @@ def correctness(
     return right
 
 
+def sampled_again(settings: Sequence[Setting], right: Sequence[dict[int, Floats]]) -> list[dict[int, Floats]]:
+    """Return `correctness` with one mean of the seeds where each setting is one model, which nothing trained.
+
+    Its seeds are further samples of its responses, no sample of trainings.
+    """
+    models = [{run.summary.get("weights") for run in one.runs if run.final} for one in settings]  # of jobs alone
+    if any(len(weights) != 1 or None in weights for weights in models):
+        return list(right)
+    return [{min(of): np.mean([*of.values()], axis=0)} for of in right]
+
+
 #: Settings and groups that decide how accuracy is measured, for runs without a protocol.
 MEASURED_BY = (
     "prompt", "eval.prompt", "eval.sampling", "eval.data", "eval.samples", "eval.reward", "sampling", "data.name",

@@ -20,6 +20,7 @@ from rlreason.report.study import (
     clusters_of,
     correctness,
     in_common,
+    sampled_again,
     unequal,
 )
 from rlreason.runtime.looks import after_looks
@@ -165,11 +166,12 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
     problems = sorted(common if study.among is None else common & study.among)
     empty = next((setting for setting in (one, reference) if not setting.accuracies), None)
     if problems and empty is None and not differing:
-        a, b = correctness((one, reference), problems)
+        a, b = sampled_again((one, reference), correctness((one, reference), problems))
         n, by_problem = len(problems), compared(a, b)
         most = max(map(len, answered), default=0) if study.among is None else n
         kinds = clusters_of((one, reference), problems)
-        mine, its = correctness((one, reference), problems, problems) if kinds else (a, b)
+        rows = correctness((one, reference), problems, problems) if kinds else (a, b)
+        mine, its = sampled_again((one, reference), rows)
         difference, clusters = widest(by_problem, mine, its, kinds)
         difference, by_problem = (after_looks(found, study.max_seeds) for found in (difference, by_problem))
         looked = study.max_seeds > 0
@@ -283,7 +285,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
     seeds = {
         SEEDS: f"{difference.seeds} paired seeds",
         UNPAIRED: f"{difference.seeds} or more seeds, unpaired",
-        PROBLEMS: "one seed on a side",
+        PROBLEMS: "one seed on a side" if trained or len(one.runs) == 1 else f"{counted(len(one.runs), 'seed')} as one",
     }[difference.over]
     problems = counted(difference.problems, "problem") + (f" in {pairing.clusters}" if pairing.clusters else "")
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
@@ -295,7 +297,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_text(p)}{family}",
         difference,
         p,
-        {} if difference.over == UNPAIRED else by_seed,
+        {} if difference.over == UNPAIRED or len(mine) < len(one.finals) else by_seed,
         (one.typed, reference.typed),
         outcome,
         pairing.clusters,

@@ -232,7 +232,9 @@ def respond(
             for place, sample in enumerate(scored):
                 number, nth = divmod(place, n)
                 row = response_row(0, sample, block[number]) | {"sample": nth, "prompt": prompts[number]}
-                rows.append(row | {"log_probs": [round(log_prob, 4) for log_prob in sample.log_probs or []]})
+                if sample.log_probs is not None:
+                    row["log_probs"] = [round(log_prob, 4) for log_prob in sample.log_probs]
+                rows.append(row)
             write(rows)
             answers.samples += map(figures_of, scored)
             answers.mismatches += mismatches_of(scored, sampling)

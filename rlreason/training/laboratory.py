@@ -14,7 +14,7 @@ from rlreason.config.store import as_config, register
 from rlreason.data.prepare import read_splits
 from rlreason.engines.rollouts import token_ids
 from rlreason.errors import ConfigError
-from rlreason.model.parameters import choose_types, hardware_here
+from rlreason.model.parameters import choose_types, freeze, hardware_here
 from rlreason.model.policy import Policy, load_policy
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.published import NAMED, OF_LOSSES, check_objective, with_axes_of
@@ -120,7 +120,8 @@ def read_samples(folder: RunFolder, run: GRPOConfig, step: int | None, console: 
     file, samples = folder.responses(step, rollouts=True), list[Sample]()
     for row in folder.rows(file, TO_LEARN).values():
         sample = sample_of(row)
-        scores = sample.log_probs or sample.response.log_probs
+        engine = sample.response.log_probs
+        scores = engine if run.samples_ahead else sample.log_probs or engine
         samples.append(replace(sample, log_probs=scores, old_log_probs=scores))
     groups = list(dict.fromkeys(s.group for s in samples))[: run.questions]  # behind them, what refills replaced
     samples = [s for s in samples if s.group in groups]
@@ -165,6 +166,8 @@ def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> 
     with console.wait("comparing the objectives"):
         head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
         policy = load_policy(str(folder.model), run.model.dtype, head_dtype=head)
+        if run.model.freeze:
+            freeze(policy.model, run.model.freeze)
         set_threads(run, policy)
         step, samples = read_samples(folder, run, step, console)
         scores = compare(run, policy, samples, console)
