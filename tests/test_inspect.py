@@ -120,7 +120,8 @@ def test_every_category_is_shown_with_its_count_and_written(run, cli):
         assert out.count("\n--- ") == min(3, size)
         assert f"over all {size} of {category}" in out
     assert "cut at the token limit" in out
-    assert "1  no </think>" in (run / "inspect.md").read_text()
+    for category in ("format0", "correct"):  # each has its file
+        assert f"of {category}" in (run / f"inspect/{category}.md").read_text()
     out = cli.printed("inspect", run, "--problem", "p3", "--markdown", run / "mine.md")
     assert out.count("\n--- ") == out.count("\n--- 1. p3") == 1
     assert (run / "mine.md").exists()

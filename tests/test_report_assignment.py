@@ -192,6 +192,24 @@ def test_bars_and_figures(tmp_path: Path):
     run = changed(evaluated(tmp_path / "run"), {"n_list": [1, 4], "best_of_n": ways}, algorithm="best_of_n")
     _, said = section("pku_hw3", "best_of_n", tmp_path)
     assert ("a gap of 30.0 points" in said, f"{run}/best_of_n.png" in said) == (True, True)
+    assert "pass@N is 20.0% at N = 1, 60.0% at N = 4" in said
+
+
+def test_a_run_that_failed_answers_nothing_that_another_has_answered(tmp_path: Path):
+    """Bug: a newer run without a result takes the place of a finished one, or breaks the whole write-up."""
+    counted = {
+        "categories": {name: {"count": n} for name, n in (("correct", 12), ("format1_wrong", 20), ("format0", 8))}
+    }
+    changed(evaluated(tmp_path / "whole"), counted)
+    broken = evaluated(tmp_path / "newer")
+    for path in (broken / "summary.json", broken / "responses.jsonl"):
+        path.unlink()
+    (broken / "status.json").write_text(json.dumps({"status": "interrupted"}))
+    zero, said = section("cs336_2025", "zero_shot", tmp_path)
+    assert (zero.state, "20 format 1, answer 0, 8 format 0" in said) == (DONE, True)
+    changed_config = OmegaConf.load(broken / "config.yaml")
+    OmegaConf.save(OmegaConf.merge(changed_config, {"algorithm": "best_of_n"}), broken / "config.yaml")
+    assert section("pku_hw3", "best_of_n", tmp_path)[0].state == PARTLY
 
 
 def test_courses(tmp_path: Path):

@@ -7,7 +7,7 @@ jobs=${JOBS:-2}
 
 python -m rlreason -m algorithm=evaluate data=stories_long prompt=r1_zero sweep_name=zero_shot seed="$seeds" jobs="$jobs"
 python -m rlreason -m sweep=grpo_assignment seed="$seeds" jobs="$jobs"
-for sweep in expert_iteration sft_filtered sft_dataset_size leaderboard; do
+for sweep in expert_iteration sft_tuning sft_filtered sft_dataset_size leaderboard; do
   python -m rlreason -m sweep="$sweep" seed="$seeds" jobs="$jobs"
 done
 python -m rlreason report --assignment cs336_2025 runs                        # runs/writeup.md and runs/writeup.html

@@ -5,6 +5,7 @@ Without --regrade or --gradients: responses of an evaluation, or of a training r
 
 import argparse
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rlreason.evaluation.cases import agreement, grade_rows, opinions, regraded,
 from rlreason.grading import Grader
 from rlreason.grading.grader import RunGrading
 from rlreason.records.console import Console
-from rlreason.records.files import CASES, ROLLOUTS
+from rlreason.records.files import CASES, CASES_OF, ROLLOUTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_REGRADE, TO_SHOW
 from rlreason.records.writer import rewrite_rows
@@ -69,6 +70,10 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
     """Show the first responses of a category or a problem in a file of a run, and write them down as Markdown."""
     category = arguments.category
     run, target = RunFolder(arguments.run), arguments.markdown or arguments.run / CASES
+    if category and not arguments.markdown:
+        target = arguments.run / CASES_OF / f"{category}.md"
+        with suppress(OSError):  # the next line says so
+            target.parent.mkdir(exist_ok=True)
     refuse_target("--markdown", target)
     file = run.responses(arguments.step, arguments.rollouts, arguments.set)
     rows = list(run.rows(file, TO_SHOW).values())

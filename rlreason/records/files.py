@@ -48,13 +48,14 @@ CALLS = "calls.jsonl"  # of a run of discovery: every request and its result, as
 CONVERSATION, PROGRAM = "conversation_log.json", "program.py"  # the conversation as a whole, the best program so far
 REPORT, SCORE_PICTURE = "report.md", "score.png"
 CASES = "inspect.md"
+CASES_OF = "inspect"  # the same of one category, CATEGORY.md
 COMPLIANCE = "compliance.md"  # the check of a leaderboard's rules; its last line is the verdict
 #: Without `STACKS`, which is open before a run takes its folder.
 CONTENTS = (
     CONFIG, STATUS, PROVENANCE, OBJECTIVE, FUNCTIONS, METRICS, CURVES, PROFILE_TRACE, PROFILE_TABLE, INCIDENTS,
     ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, *ENGINE_LOGS, RANKS_LOG, LOG,
-    RESPONSES,
-    UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE, CALLS, CONVERSATION, PROGRAM,
+    RESPONSES, UNFINISHED, PASS_RATES,
+    BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, CASES_OF, COMPLIANCE, CALLS, CONVERSATION, PROGRAM,
 )  # fmt: skip
 SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder for the files of an earlier run
 

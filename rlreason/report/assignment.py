@@ -18,7 +18,7 @@ from markupsafe import Markup
 from rlreason.config.leaves import flat, typed_word
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.files import CONFIG, STATUS
+from rlreason.records.files import CONFIG, STATUS, SUMMARY
 from rlreason.records.reader import RunFolder, runs_in, setting_in
 from rlreason.report.content import TABLES, Figure, Report, Table, filled, plain_colours
 from rlreason.report.documents import policy_of, standalone, with_own_ids
@@ -176,7 +176,7 @@ class Runs:
 def runs_below(course: Course, folder: Path) -> Runs:
     """Return all sweeps and single runs below a folder; `ConfigError` if there is no folder.
 
-    The nearest to the handout come first: by model and data, then size of the run, then the newest.
+    The nearest to the handout come first: those with a run that ended, then by model and data, size, the newest.
     """
     if not folder.is_dir():
         raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
@@ -194,10 +194,11 @@ def runs_below(course: Course, folder: Path) -> Runs:
             first = next(iter(runs_in(one.path)), one.path)
             one.settings = flat(RunFolder(first, lambda _: None).settings)
 
-    def nearness(one: Found) -> tuple[bool, int, float]:
+    def nearness(one: Found) -> tuple[bool, bool, int, float]:
         sizes = [one.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
         size = math.prod(size for size in sizes if isinstance(size, int))
-        return course.is_of(one.settings), size, written[one.path]
+        has_ended = any((run / SUMMARY).exists() for run in (one.path, *runs_in(one.path)))
+        return has_ended, course.is_of(one.settings), size, written[one.path]
 
     return Runs(course, sorted(found, key=nearness, reverse=True))
 

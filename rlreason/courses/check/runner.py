@@ -163,8 +163,9 @@ def _functions(path_or_name: str) -> dict[str, Callable[..., Any]]:
         cure = "mend it, or give package.module or the path of a .py file"
         raise ConfigError(f"MODULE={path_or_name}: importing it fails: {their_error(error)}: {cure}") from None
     if not functions:
-        names = ", ".join(names_of("cs336_2025") + names_of("cs336_2026"))
-        raise ConfigError(f"MODULE={path_or_name} has none of the functions that are checked: {names}: give another")
+        names = ", ".join(dict.fromkeys(names_of("cs336_2025") + names_of("cs336_2026")))
+        cure = "give the module that has some, as tests/adapters.py"
+        raise ConfigError(f"MODULE={path_or_name} has none of the functions that are checked: {names}: {cure}")
     return functions
 
 
