@@ -162,9 +162,9 @@ def spoken(processes: Sequence[EngineProcess]) -> list[EngineProcess]:
     return [process for process in processes if process.connection in ready]
 
 
-def last_lines(log: Path, count: int = 5) -> str:
+def last_lines(log: Path) -> str:
     """Return the end of vLLM's log for an error message; secrets are hidden."""
-    lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
+    lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-5:]
     return "".join(f"\n  {line[:300]}" for line in [f"last lines of {log}:", *lines])
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import Note
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.report.read import read_study
 from rlreason.report.study import CHOOSING, COMPARING, Study, choosing_mean, half, unequal
@@ -229,7 +228,7 @@ def losers(
     return reasons
 
 
-def why_dominated(folder: Path, say: Note = print_stderr) -> str:
+def why_dominated(folder: Path) -> str:
     """Return why the setting of the sweep's run in `folder` can no longer win, by the runs next to it; "" if it may."""
     state = read_state(folder.parent)
     mine = state.run(folder.name)
@@ -243,7 +242,7 @@ def why_dominated(folder: Path, say: Note = print_stderr) -> str:
     try:
         refuse_incomparable(ended, state.reference)
     except ConfigError as error:
-        say(f"! monitors.dominated=stop stops nothing: {error}")
+        print_stderr(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
     choosing, leads = replace(ended, among=half(settings, CHOOSING)), dict[tuple[Key, Key], Difference]()
     for one, other in itertools.combinations(settings, 2):

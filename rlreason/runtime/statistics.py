@@ -156,15 +156,13 @@ def weights_of_ranks(m: int, k: int) -> Floats:
     return np.cumprod(np.concatenate([[k / m], np.maximum(i - k, 0) / (i - 1)]))[::-1]
 
 
-def best_of_interval(
-    scores: Sequence[float], ks: Sequence[int], seed: int = 0, draws: int = 1000
-) -> tuple[Floats, Floats]:
+def best_of_interval(scores: Sequence[float], ks: Sequence[int], draws: int = 1000) -> tuple[Floats, Floats]:
     """Return the 95% bootstrap interval (percentiles, Efron 1979) of `best_of` for each of `ks`: low and high (ks,).
 
     The m scores are drawn with replacement, the same ones for every k. For k near m the interval is too narrow: no
     upper end lies above the largest score.
     """
-    values, rng = np.asarray(scores, dtype=np.float64), np.random.default_rng(seed)
+    values, rng = np.asarray(scores, dtype=np.float64), np.random.default_rng(0)
     weights = np.stack([weights_of_ranks(len(scores), k) for k in ks])  # (ks, m)
     again = np.sort(values[rng.integers(len(scores), size=(draws, len(scores)))], axis=1)
     low, high = np.quantile(again @ weights.T, (0.025, 0.975), axis=0)
