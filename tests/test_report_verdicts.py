@@ -171,6 +171,7 @@ def test_seeds_of_one_model():
         run.settings, run.summary = {"algorithm": "evaluate"}, {"weights": f"of {run.setting}"}
     verdict = verdict_of(study)
     assert (verdict.outcome, verdict.difference.half < 0.05, verdict.by_seed) == ("better", True, {})
+    assert verdict_of(replace(study, max_seeds=8)).outcome == "cannot tell"  # its looks count seeds
     study.runs[0].summary = {"weights": "of another model"}  # a model for each seed: of trainings
     assert verdict_of(study).outcome == "cannot tell"
 

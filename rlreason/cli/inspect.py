@@ -5,7 +5,6 @@ Without --regrade or --gradients: responses of an evaluation, or of a training r
 
 import argparse
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -72,9 +71,7 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
     run, target = RunFolder(arguments.run), arguments.markdown or arguments.run / CASES
     if category and not arguments.markdown:
         target = arguments.run / CASES_OF / f"{category}.md"
-        with suppress(OSError):  # the next line says so
-            target.parent.mkdir(exist_ok=True)
-    refuse_target("--markdown", target)
+    refuse_target("--markdown", arguments.markdown or arguments.run / CASES)
     file = run.responses(arguments.step, arguments.rollouts, arguments.set)
     rows = list(run.rows(file, TO_SHOW).values())
     if not rows:
@@ -101,6 +98,7 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
         lines += ["", cases.case_text(number, row, why)]
     fence = "`" * 8  # a response may have shorter ones
     written = [f"# Cases from {run.path.name}", "", f"{fence}text", *lines, fence, ""]
+    target.parent.mkdir(exist_ok=True)
     write_whole(target, visible("\n".join(written)))
     shown_cases = []
     for row, why in zip(shown, found, strict=True):

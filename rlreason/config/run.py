@@ -170,6 +170,8 @@ class RunConfig(AnyRunConfig):
         if self.monitors.parity == "correct" and not corrects:
             cure = "with GRPO set mismatch=truncate mismatch_cap=2, with another algorithm monitors.parity=warn"
             yield f"monitors.parity=correct needs weights that correct: {cure}"
+        if self.monitors.parity == "stop" and not (self.eval.score or self.trains):
+            yield "monitors.parity=stop with eval.score=false, which measures no mismatch: leave one of them out"
         groups = (
             ("", self.data, self.prompt, self.sampling),
             ("eval.", self.eval.data, self.eval.prompt, self.eval.sampling),

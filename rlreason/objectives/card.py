@@ -83,8 +83,8 @@ def _formulas(o: Objective) -> dict[str, Formula]:
         plain, latex = f"(w if w <= {cap} else 0)", rf"w_t\,[w_t \le {cap}]"
         if o.mismatch == "truncate":
             plain, latex = f"min(w, {cap})", rf"\min(w_t, {cap})"
-        plain = f"l x {plain}, w = pi_old / pi_engine"
-        define = r"w_t = \frac{\pi_{old}(y_t)}{\pi_{engine}(y_t)},\quad "
+        plain = f"l x {plain}, w = {'pi' if o.samples_ahead else 'pi_old'} / pi_engine"
+        define = rf"w_t = \frac{{\pi{'' if o.samples_ahead else '_{old}'}(y_t)}}{{\pi_{{engine}}(y_t)}},\quad "
         latex = define + rf"\ell_t \leftarrow \operatorname{{sg}}\left[{latex}\right] \ell_t"
         note = f"{o.mismatch}, cap {cap}, per token, no gradient"
     parts["Mismatch"] = Formula(plain, latex, note)

@@ -176,7 +176,7 @@ class Runs:
 def runs_below(course: Course, folder: Path) -> Runs:
     """Return all sweeps and single runs below a folder; `ConfigError` if there is no folder.
 
-    The nearest to the handout come first: those with a run that ended, then by model and data, size, the newest.
+    The nearest to the handout come first: by model and data, then those with a run that ended, size, the newest.
     """
     if not folder.is_dir():
         raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
@@ -198,7 +198,7 @@ def runs_below(course: Course, folder: Path) -> Runs:
         sizes = [one.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
         size = math.prod(size for size in sizes if isinstance(size, int))
         has_ended = any((run / SUMMARY).exists() for run in (one.path, *runs_in(one.path)))
-        return has_ended, course.is_of(one.settings), size, written[one.path]
+        return course.is_of(one.settings), has_ended, size, written[one.path]
 
     return Runs(course, sorted(found, key=nearness, reverse=True))
 
@@ -206,7 +206,9 @@ def runs_below(course: Course, folder: Path) -> Runs:
 def _why_not(question: Question, course: Course, run: StudyRun) -> str:
     """Return why a run does not answer a question; "" if it does."""
     settings = run.settings
-    for key in question.settings:
+    for key, values in question.settings.items():
+        if isinstance(settings.get(key), list) and {*values[0]} <= {*settings[key]}:  # more is as good
+            continue
         wanted = [plain(settings.get(one[1:])) if one.startswith("$") else one for one in question.values(key)]
         if key in settings and plain(settings[key]) not in wanted:
             return f"{key}={plain(settings[key])}, and asked for is {' or '.join(wanted)}"

@@ -74,7 +74,7 @@ def carry(folder: Path) -> Carried:
         choosing, comparing = (half(study.settings, which) for which in (CHOOSING, COMPARING))
         chosen = verdicts_of(replace(study, among=choosing), sets=False)[study.settings.index(best) - 1]
         [apart] = verdicts_of(replace(study, settings=[reference, best], among=comparing), sets=False)
-        takes = chosen.outcome == "better"
+        takes = chosen.outcome == "better" and len(best.finals) > 1
         text = f"keeps the default {reference.typed}: of {best.typed}, which has the largest mean: {chosen.sentence}"
         if takes:
             text = f"carries {best.typed}: {chosen.sentence} On the problems that did not choose it: {apart.sentence}"

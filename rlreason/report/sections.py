@@ -268,7 +268,7 @@ def measured_table(study: Study, measured: Sequence[Measured]) -> Table | None:
         ends = f"{percent(low)} to {percent(high)}"
         rows.append([str(number), one.label, percent(mean), ends, ", ".join(others) or NONE])
     note = (
-        "Accuracy with its 95% interval over problems, and over seeds where there are several. Each two are compared "
+        "Accuracy with its 95% interval over problems; seeds of one model are further samples. Each two are compared "
         "on the problems that both answered, with Holm's correction for all pairs."
     )
     head = ["no.", " ".join(study.axes) or "run", "accuracy", "95% interval", "cannot be told from"]
@@ -285,7 +285,7 @@ def effects_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
         rows.append([f"{what}\n{how}", f"{signed(d.mean)}\n{PLUS_MINUS} {size(d.half)}", f"{word}\n{p_text(p)}"])
     note = (
         f"Against the values of {study.reference.label}: accuracy points and 95% interval, over problems and the "
-        f"{effects[0][2].seeds} seeds that all settings ran; p by Holm's correction over this table. Alone: the mean "
+        f"seeds that all settings ran ({effects[0][2].seeds}); p by Holm's correction over this table. Alone: the mean "
         "over the other key's values. Together: what both change, minus what each changes by itself."
     )
     return Table(TABLES["effects"], ["value", "points", "verdict"], rows, frozenset({1}), note)

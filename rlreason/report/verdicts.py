@@ -166,12 +166,11 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
     problems = sorted(common if study.among is None else common & study.among)
     empty = next((setting for setting in (one, reference) if not setting.accuracies), None)
     if problems and empty is None and not differing:
-        a, b = sampled_again((one, reference), correctness((one, reference), problems))
+        a, b = answers_of((one, reference), problems, study)
         n, by_problem = len(problems), compared(a, b)
         most = max(map(len, answered), default=0) if study.among is None else n
         kinds = clusters_of((one, reference), problems)
-        rows = correctness((one, reference), problems, problems) if kinds else (a, b)
-        mine, its = sampled_again((one, reference), rows)
+        mine, its = answers_of((one, reference), problems, study, problems) if kinds else (a, b)
         difference, clusters = widest(by_problem, mine, its, kinds)
         difference, by_problem = (after_looks(found, study.max_seeds) for found in (difference, by_problem))
         looked = study.max_seeds > 0
@@ -191,6 +190,14 @@ def pair(one: Setting, study: Study) -> Pairing | Verdict:
             headline = "running" if empty is one else ""
     typed = (one.typed, reference.typed)
     return Verdict(one.label, reference.label, "not compared", f"Not compared: {why}.", typed=typed, headline=headline)
+
+
+def answers_of(
+    settings: Sequence[Setting], problems: Sequence[str], study: Study, keys: Sequence[str] | None = None
+) -> list[dict[int, Floats]]:
+    """Return `correctness`, that of one model in one; looks, which add seeds, count each of them."""
+    right = correctness(settings, problems, keys)
+    return right if study.max_seeds else sampled_again(settings, right)
 
 
 def widest(
@@ -285,7 +292,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
     seeds = {
         SEEDS: f"{difference.seeds} paired seeds",
         UNPAIRED: f"{difference.seeds} or more seeds, unpaired",
-        PROBLEMS: "one seed on a side" if trained or len(one.runs) == 1 else f"{counted(len(one.runs), 'seed')} as one",
+        PROBLEMS: f"{len(one.finals)} seeds as one" if len(mine) < len(one.finals) else "one seed on a side",
     }[difference.over]
     problems = counted(difference.problems, "problem") + (f" in {pairing.clusters}" if pairing.clusters else "")
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
@@ -376,9 +383,9 @@ def effects_of(study: Study) -> list[tuple[str, str, Difference]]:
     problems = in_common(study.settings)
     if len(varied) != 2 or math.prod(len({*of}) for of in varied.values()) != len(study.settings) or not problems:
         return []
-    right, by_problem = (correctness(study.settings, problems, keys) for keys in (None, problems))
+    right, by_problem = (answers_of(study.settings, problems, study, keys) for keys in (None, problems))
     seeds = set.intersection(*map(set, right))
-    if len(seeds) < 2:
+    if not seeds or (len(seeds) < 2 and len(study.reference.finals) == len(right[0])):
         return []
     # (settings, seeds, questions), and problems
     x, rows = (np.array([[of[s] for s in sorted(seeds)] for of in side]) for side in (right, by_problem))

@@ -49,13 +49,16 @@ def cluster_interval(successes: Sequence[float], sizes: Sequence[int]) -> tuple[
 
     `successes[k]` of the `sizes[k]` trials of cluster k. It is Wilson's interval with as many independent trials as
     have the `cluster_variance` v of p: n_eff = p (1-p) / v, at most n and at least k = n^2 / sum_k n_k^2, what they are
-    worth if those of a cluster are all alike; k where p is 0 or 1.
+    worth if those of a cluster are all alike; k where p is 0 or 1. Of clusters that differ in size v, which rests on
+    the large ones, is taken (t_{k-1} / z)^2 times.
     """
     n = sum(sizes)
     if n == 0:
         return 0.0, 1.0
     p, k = sum(successes) / n, n**2 / sum(m * m for m in sizes)
     robust = cluster_variance(successes, sizes)
+    if robust > 0 and len({*sizes}) > 1:
+        robust = (half_width(LEVEL, math.sqrt(robust), 0.0, k - 1) / Z95) ** 2
     independent = min(max(p * (1 - p) / robust, k), n) if robust > 0 and 0 < p < 1 else (n if 0 < p < 1 else k)
     return wilson_interval(p * independent, independent)
 

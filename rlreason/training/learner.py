@@ -276,20 +276,20 @@ class Learner:
         """
         o = self.objective
         log_probs, entropy, mask = batch.to_rows(flat), batch.to_rows(flat_entropy), batch.response_mask
-        on_policy = all(s.old_log_probs is None for s in samples)
+        # Drawn ahead for a loss without a ratio, they are weighted by pi / pi_engine.
+        on_policy = (o.samples_ahead and not o.has_ratio) or all(s.old_log_probs is None for s in samples)
         old = log_probs.detach() if on_policy else batch.to_rows(self._flat([s.old_log_probs or [] for s in samples]))
         (advantages,) = lists_on_device([[s.advantage for s in samples]], flat.device, torch.float32)
         advantages = advantages[:, None]  # (batch, 1)
         per_token, stats = loss_named(o.loss.loss_type)(advantages, log_probs, old, mask, **o.loss.numbers())
-        sampler = None if on_policy else old  # of the tokens, if it may differ from the policy
         if o.has_mismatch_weights:
             engine = batch.to_rows(self._flat([s.response.log_probs for s in samples]))
-            sampler = engine if o.samples_ahead else sampler
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap or math.inf)
             per_token, stats = per_token * weights, stats | weight_stats
         if any(s.reference_log_probs is not None for s in samples):
             reference = batch.to_rows(self._flat([s.reference_log_probs or [] for s in samples]))
-            kl = kl_per_token(log_probs, reference, mask, o.kl_estimator, sampler)
+            kl = kl_per_token(log_probs, reference, mask, o.kl_estimator, None if on_policy else old)
+            kl = kl * weights if o.has_mismatch_weights and o.samples_ahead else kl  # of the policy that sampled, too
             per_token, stats = per_token + o.kl_coef_of_loss * kl, stats | {"kl_reference": kl.detach()}
         if o.entropy_coef:
             per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
