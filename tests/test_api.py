@@ -160,6 +160,23 @@ def test_a_finished_runs_model_is_measured_as_the_run_was(finished_run, tmp_path
         evaluate(measured)
 
 
+def test_objects_that_are_given_again_change_nothing(finished_run, tmp_path):
+    """Bug: the rows and the reward of a run, given to its evaluation, undo its split and its judge."""
+    words = ["model=local", f"model.path={finished_run.folder}", "scale=embedded", "prompt=r1_zero_short", "n_steps=1",
+             "rollout_batch_size=8", "group_size=4", "sampling.max_tokens=8", "eval.reward=r1_zero", "threads=1",
+             "data.split_seed=5", "data.n_validation=6", "eval_problems=4"]  # fmt: skip
+    rows = [{"question": f"Mia has {k} apples, buys 2. How many?", "answer": k + 2} for k in range(24)]
+    objects = {"data": rows, "reward": lambda response, truth: float("a" in response)}
+    run = train(*words, f"hydra.run.dir={tmp_path / 'run'}", quiet=True, **objects)
+    measured = evaluate(run, f"hydra.run.dir={tmp_path / 'measured'}", quiet=True, **objects)
+    assert measured.summary["protocol"] == run.summary["protocol"]
+    assert {row["question"] for row in measured.responses}.isdisjoint(
+        row["question"] for row in run.responses if row["kind"] == "training"
+    )
+    again = train(f"resume={run.folder}", "n_steps=2", quiet=True, **objects)
+    assert (again.folder, again.metrics[-1]["rollout_step"]) == (run.folder, 2)
+
+
 @pytest.mark.long
 def test_the_model_of_a_run_is_measured_as_it_was_in_training(tmp_path):
     """The shipped model, which is right now and then; the evaluation's own settings count, not training's."""

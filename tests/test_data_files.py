@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig, RowsDataConfig
@@ -60,6 +61,7 @@ ROWS = [  # row, the problem that it is, fields by name
     ({"prompt": "Q", "messages": TULU}, Problem("id", "Q", "60", None, None, CHAT), {}),
     ({"messages": TULU[:1], "ground_truth": "8"}, Problem("id", "Q", "8"), {}),
     ({"prompt": TULU[:1], "answer": "8"}, Problem("id", "Q", "8"), {"messages": "prompt"}),
+    ({"messages": np.array(TULU[:1]), "answer": "8"}, Problem("id", "Q", "8"), {}),  # of pandas, from a parquet file
     ({"question": " ", "problem": "P", "answer": "8", "solution": "", "level": ""}, Problem("id", "P", "8"), {}),
     (CHOSEN, Problem("id", "Q", "4", None, "Q", "so \\boxed{3}"), {"response": "chosen", "answer": "label"}),
     (CHOSEN, Problem("id", "Q", "3", "so \\boxed{3}"), {"question": "prompt", "response": "chosen", "wrap": True}),

@@ -83,6 +83,8 @@ def test_clean_removes_what_is_listed_with_yes_alone(runs, cli):
     manifest = json.loads((whole / "manifest.json").read_text())
     (whole / MOMENTS).write_bytes(b"moments")
     (whole / "manifest.json").write_text(json.dumps(manifest | {MOMENTS: [7, "of another time"]}))
+    spent = shutil.copytree(kept, runs / "grpo/spent")  # a larger budget goes on with its moments
+    write_status(spent, "budget")
     listed = cli.figures("clean", "runs")
     assert not listed["removed"]
     assert checkpoints_in(broken)
@@ -92,6 +94,7 @@ def test_clean_removes_what_is_listed_with_yes_alone(runs, cli):
     assert removed["bytes"] == listed["bytes"]
     assert not checkpoints_in(broken)
     assert not (whole / MOMENTS).exists()
+    assert (checkpoints_in(spent)[-1] / MOMENTS).exists()
     assert not checkpoint_fault(whole)
     assert (broken / "model/model.safetensors").exists()
     assert not cli.figures("clean", "runs")["entries"]
@@ -107,6 +110,16 @@ def test_diff_names_settings_and_figures(runs, cli):
     assert not alike["settings"]
     assert not alike["environment"]
     assert False not in alike["equal"].values()
+
+
+def test_a_run_of_any_name_is_packed(runs, cli):
+    """Bug: a run whose name is that of a folder of weights is left out in silence."""
+    shutil.copytree("runs/grpo/one", "runs/mine/model")
+    cli.figures("pack", "runs/mine", "--out", "mine.tar.gz")
+    with tarfile.open("mine.tar.gz") as archive:
+        names = archive.getnames()
+    assert "mine/model/config.yaml" in names
+    assert not [name for name in names if name.startswith("mine/model/model")]
 
 
 def test_a_packed_sweep_is_read_as_the_original(runs, cli, tmp_path):

@@ -6,7 +6,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TOKENS = 254_500  # of code in rlreason/; it only falls, or is raised with a reason in CHANGELOG.md
+TOKENS = 254_800  # of code in rlreason/; it only falls, or is raised with a reason in CHANGELOG.md
 MODULES = 165
 TOP_LEVEL_FILES = 10
 FUNCTION_LINES = 80

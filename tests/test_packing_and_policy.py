@@ -18,6 +18,7 @@ from rlreason.errors import ConfigError
 from rlreason.model import policy as model_policy
 from rlreason.model.attention import NAMES, one_by_one, select_kernel
 from rlreason.model.packing import attention_by_layout, divide, pack
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, check_kernel, load_policy
 from rlreason.records.console import Console
 from rlreason.training.build import build_components
@@ -92,6 +93,17 @@ def test_under_every_kernels_name_float32_numbers_are_the_same(policy):
         policy.model.set_attn_implementation(name)
         assert torch.equal(policy.log_probs(pack(pairs))[0], expected)
     check_kernel(policy)
+
+
+def test_a_model_that_learned_a_chats_end_is_saved_with_it(tokenizer, tmp_path):
+    """Bug: served, a base model that was trained in a chat template runs on behind its turn."""
+    policy = Policy(build_model(len(tokenizer), width=16, layers=1), tokenizer)
+    before = policy.end_ids
+    policy.ends_turns_with(None)
+    assert policy.end_ids == before
+    policy.ends_turns_with(7)
+    policy.save(tmp_path / "model")
+    assert load_policy(str(tmp_path / "model")).end_ids == before | {7}
 
 
 def test_a_saved_policy_loads_with_transformers_and_scores_alike(policy, tmp_path):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlreason.cli.ls import LAST, RUNS, newest
 from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError
-from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
+from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile, sets_of
 from rlreason.records.reader import RunFolder
 from rlreason.report.compare import entry
 from rlreason.report.read import read_study
@@ -89,14 +89,19 @@ class Run:
     def responses(self) -> Rows:
         """Return every saved response with its question, ground truth and grade; `kind` is "training" or "evaluation".
 
+        `set`: of `eval.sets`; "" of the run's own.
+
         A long run has many: keep the list, or choose files with the subcommand `inspect`.
         """
         reader = self._reader()
         by_job = [path for name in (RESPONSES, UNFINISHED) if (path := self.folder / name).is_file()][:1]
-        saved = [*reader.rollouts(), *reader.evaluations(), *(ResponseFile(path, RESPONSES) for path in by_job)]
+        own = [*reader.rollouts(), *reader.evaluations(), *(ResponseFile(path, RESPONSES) for path in by_job)]
+        saved = [("", file) for file in own]
+        saved += [(name, file) for name in sets_of(self.folder) for file in reader.evaluations(name)]
         return [
-            {"kind": "training" if file.kind == ROLLOUTS else "evaluation", "update": file.update} | flat(row)
-            for file in saved
+            {"kind": "training" if file.kind == ROLLOUTS else "evaluation", "update": file.update, "set": name}
+            | flat(row)
+            for name, file in saved
             for row in reader.rows(file, ()).values()
         ]
 

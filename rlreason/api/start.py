@@ -18,7 +18,7 @@ from omegaconf.basecontainer import BaseContainer
 
 from rlreason.api.runs import Run
 from rlreason.cli.check import check_command_line, reading
-from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, check_start, composed
+from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, check_start, composed, given_again
 from rlreason.cli.flags import OneRun, composing, read
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import SEARCHED, register
@@ -166,7 +166,7 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
             settings, problems = base.config, base.summary.get("eval_problems")
             if problems and settings.get("eval_problems"):  # a scale's number may exceed those there were
                 settings["eval_problems"] = min(problems, settings["eval_problems"])
-            given = set(map(key_of, request.overrides))
+            given = {key_of(word) for word in request.overrides if not given_again(settings, word)}
             settings = evaluation_settings(settings, base.model.absolute(), given)
         else:
             settings = plain(base, resolve=False)

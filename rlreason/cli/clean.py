@@ -12,7 +12,7 @@ from rlreason.cli.ls import bytes_in, folders_below
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import checkpoints_in, moments_in, remove, remove_moments
-from rlreason.records.reader import exit_code_of_status, read_status, runs_in
+from rlreason.records.reader import exit_code_of_status, read_status, runs_in, settings_in
 from rlreason.runtime.files import holder
 from rlreason.runtime.streams import Answer, Parser, run_folder
 from rlreason.runtime.text import size
@@ -36,7 +36,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             console.say(f"{run} is under way and stays as it is")
             continue
         status = read_status(run) or "failed"
-        finished = exit_code_of_status(status) == 0
+        finished = status == "finished"
+        if exit_code_of_status(status) == 0 and not (finished and not settings_in(run).get("checkpoint.keep_final")):
+            continue  # it may go on, or was asked to keep them
         for checkpoint in checkpoints_in(run):
             if amount := moments_in(checkpoint) if finished else bytes_in(checkpoint):
                 what = "moments" if finished else "checkpoint"

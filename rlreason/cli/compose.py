@@ -22,8 +22,9 @@ from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, EvalSetConfig, works_on_a_model
 from rlreason.config.store import SCHEMAS, as_config, typed
 from rlreason.errors import ConfigError
-from rlreason.records.reader import RunFolder, runs_in
+from rlreason.records.reader import RunFolder, runs_in, setting_in
 from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.runtime.plugins import GIVEN
 from rlreason.runtime.text import HIDDEN
 from rlreason.sweeps.design import key_of, parsed
 
@@ -90,6 +91,7 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     algorithm, groups = str(settings.get("algorithm")), options_by_group()
     if algorithm not in SCHEMAS["schema"]:
         raise ConfigError(f"algorithm={algorithm} is none of ours: these are no settings of a run")
+    overrides = [word for word in overrides if not given_again(settings, word)]
     name = OWN_CONFIGS.get(algorithm, "config")
     words = [(str(one.input_line), one) for one in parsed(overrides) if one.input_line != f"algorithm={algorithm}"]
     options = [word for word, one in words if one.key_or_group in groups]
@@ -122,6 +124,13 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     if bad := complaints(run):
         raise ConfigError("\n".join(bad.values()))
     return OneRun(run, config, folder or _place_of(base))
+
+
+def given_again(settings: Mapping[str, Any], word: str) -> bool:
+    """Return whether an override names the very Python object of these settings, which no one else can load."""
+    key, _, value = word.partition("=")
+    own = {"data": "data.function", "loss": "loss.loss_type"}.get(key, key)
+    return value.startswith(f"{GIVEN}:") and setting_in(settings, own) == value
 
 
 def repeated(folder: Path, overrides: Sequence[str], note: Note, place: Path) -> OneRun:

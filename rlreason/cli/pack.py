@@ -37,10 +37,12 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     out = arguments.out or Path(f"{name}{SUFFIX}")
     refuse_target("--out", out)
 
+    depth = 1 if runs == [folder] else 2  # behind the names of the runs of a sweep
+
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         member.uid = member.gid = 0
         member.uname = member.gname = ""
-        return None if LEFT_OUT.intersection(Path(member.name).parts[1:]) else member
+        return None if LEFT_OUT.intersection(Path(member.name).parts[depth:]) else member
 
     with console.wait("packing"), explained(out), whole(out) as partial, tarfile.open(partial, "w:gz") as archive:
         archive.add(folder, name, filter=kept)

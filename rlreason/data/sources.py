@@ -222,6 +222,7 @@ def to_problem(
         _text(row, names[key], data.max_chars) for key in ("question", "answer", "solution", "prompt", "response")
     )
     chat = _first(row, names["messages"])[1]
+    chat = chat.tolist() if hasattr(chat, "tolist") else chat  # of pandas, from a parquet file
     if chat is not None:  # a longer conversation would lose its context
         is_list = isinstance(chat, list) and all(isinstance(message, dict) for message in chat)
         roles = [message.get("role") for message in chat] if is_list else []

@@ -137,6 +137,11 @@ class Policy:
         several = listed if isinstance(listed, list) else [listed]
         return frozenset(i for i in (self.tokenizer.eos_token_id, *several) if i is not None)
 
+    def ends_turns_with(self, token: int | None) -> None:
+        """Let the model that is saved end its responses with a chat's token, which a base model does not name."""
+        if token is not None and token not in self.end_ids and self.model.generation_config:
+            self.model.generation_config.eos_token_id = sorted({*self.end_ids, token})
+
     @property
     def max_context(self) -> int:
         """Tokens that every position can attend to: the trained length, or the sliding window if one is active."""

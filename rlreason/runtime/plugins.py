@@ -152,8 +152,8 @@ def load(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     if module == GIVEN:
         raise NotImportableError(
-            "it was a Python object of the program that started the run: write its source (own_functions.txt of the "
-            "run) into a file and name it module:function, or give it again from Python"
+            "it was a Python object of the program that started the run: give it again from Python (data=, reward= or "
+            "loss=), or write a function's source (own_functions.txt of the run) into a file: module:function"
         )
     try:
         value: Any = importlib.import_module(module)

@@ -198,6 +198,7 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
         start = teach_habits(run, policy, stories, console)
         if run.trains:
             set_trained(run.model, policy, run.seed)
+            policy.ends_turns_with(end_of_turn(run.prompt, policy.tokenizer))
         with console.wait("starting the engine"):
             asked = [(run, prompt_ids, eval_prompt_ids, train, validation)]
             asked += [(of, ids, ids, [], problems) for of, ids, problems in sets.values()]
