@@ -153,7 +153,8 @@ def load(name: str) -> Callable[..., Any]:
     if module == GIVEN:
         raise NotImportableError(
             "it was a Python object of the program that started the run: give it again from Python (data=, reward= or "
-            "loss=), or write a function's source (own_functions.txt of the run) into a file: module:function"
+            "loss=), or write a function's source (own_functions.txt of the run) into a file and name it "
+            "module:function"
         )
     try:
         value: Any = importlib.import_module(module)
