@@ -23,7 +23,7 @@ from omegaconf.basecontainer import BaseContainer
 
 from rlreason import Run, compose, evaluate, load_run, load_sweep, train
 from rlreason.api.start import own_hydra
-from rlreason.config.store import typed
+from rlreason.config.store import as_config, typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import without_clock
 from rlreason.report.compare import compared_study, entry
@@ -192,14 +192,14 @@ def test_the_model_of_a_run_is_measured_as_it_was_in_training(tmp_path):
 
 @pytest.mark.long
 def test_words_a_changed_config_and_typed_settings_give_the_numbers_of_the_command_line(tmp_path):
-    words = [*TINY, "loss=grpo_clip", "off_policy=e4_quarter", "prompt.stop=[</answer>,'null']"]
+    words = [*TINY, "loss=grpo_clip", "off_policy=e4_quarter", "prompt.stop=['</answer>','null']"]
     assert rlreason(*words, "group_size=2", "hydra.run.dir=typed", cwd=tmp_path).returncode == 0
     expected, config = load_run(tmp_path / "typed"), compose(*TINY, "loss=GRPO-clip", "off_policy=e4_quarter")
     config.prompt.stop = ["</answer>", "null"]
     changed = train("group_size=2", f"hydra.run.dir={tmp_path / 'changed'}", config=config, quiet=True)
     assert OmegaConf.to_container(compose(f"resume={changed.folder}")) == changed.config
     with own_hydra():
-        settings = typed(OmegaConf.create(changed.config))
+        settings = typed(as_config(changed.config))
     by_type = train(f"hydra.run.dir={tmp_path / 'by_type'}", config=settings, quiet=True)
     for run in (changed, by_type, tiny(tmp_path / "words", *words[len(TINY) :], "group_size=2")):
         assert numbers(run) == numbers(expected)
