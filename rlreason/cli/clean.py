@@ -37,8 +37,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             continue
         status = read_status(run) or "failed"
         finished = status == "finished"
-        if exit_code_of_status(status) == 0 and not (finished and not settings_in(run).get("checkpoint.keep_final")):
-            continue  # it may go on, or was asked to keep them
+        if settings_in(run).get("checkpoint.keep_final") if finished else exit_code_of_status(status) == 0:
+            continue  # it was asked to keep them, or may go on
         for checkpoint in checkpoints_in(run):
             if amount := moments_in(checkpoint) if finished else bytes_in(checkpoint):
                 what = "moments" if finished else "checkpoint"

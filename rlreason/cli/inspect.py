@@ -69,9 +69,9 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
     """Show the first responses of a category or a problem in a file of a run, and write them down as Markdown."""
     category = arguments.category
     run, target = RunFolder(arguments.run), arguments.markdown or arguments.run / CASES
+    refuse_target("--markdown", target)
     if category and not arguments.markdown:
         target = arguments.run / CASES_OF / f"{category}.md"
-    refuse_target("--markdown", arguments.markdown or arguments.run / CASES)
     file = run.responses(arguments.step, arguments.rollouts, arguments.set)
     rows = list(run.rows(file, TO_SHOW).values())
     if not rows:

@@ -247,6 +247,7 @@ def not_told_apart(settings: Sequence[Setting], study: Study) -> list[dict[int, 
 def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) -> Verdict:
     """Return the verdict on a setting. `p`: corrected for so many comparisons."""
     one, reference, difference, (mine, its) = pairing.one, pairing.reference, pairing.difference, pairing.correct
+    pooled = len(mine) < len(one.finals)  # seeds of one model
     by_seed = {seed: float((mine[seed] - its[seed]).mean()) for seed in sorted(mine.keys() & its.keys())}
     trained = any(run.settings.get("algorithm") not in NO_TRAINING for run in (*one.runs, *reference.runs))
     models = "same" if -equal_within < difference.low and difference.high < equal_within else "cannot tell"
@@ -292,7 +293,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
     seeds = {
         SEEDS: f"{difference.seeds} paired seeds",
         UNPAIRED: f"{difference.seeds} or more seeds, unpaired",
-        PROBLEMS: f"{len(one.finals)} seeds as one" if len(mine) < len(one.finals) else "one seed on a side",
+        PROBLEMS: f"{len(one.finals)} seeds as one" if pooled else "one seed on a side",
     }[difference.over]
     problems = counted(difference.problems, "problem") + (f" in {pairing.clusters}" if pairing.clusters else "")
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
@@ -304,7 +305,7 @@ def _verdict(pairing: Pairing, p: float, comparisons: int, equal_within: float) 
         f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_text(p)}{family}",
         difference,
         p,
-        {} if difference.over == UNPAIRED or len(mine) < len(one.finals) else by_seed,
+        {} if difference.over == UNPAIRED or pooled else by_seed,
         (one.typed, reference.typed),
         outcome,
         pairing.clusters,
